@@ -1,0 +1,137 @@
+package edgelimit
+
+import (
+	"net/http"
+	"net/netip"
+	"slices"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// requestState is what is known of a request, from the first handler that sees
+// it to the last error route. It lives in the request's variables, which error
+// routes share.
+type requestState struct {
+	resolution
+	config     *Client // by which it was resolved
+	peerAddr   string  // r.RemoteAddr as the connection gave it
+	remoteAddr string  // what r.RemoteAddr is while the upstream is told
+	clientText string  // the client, or "unresolved"
+	forged     bool    // identity headers came from somebody who is not trusted
+	ipv4Bits   int
+	ipv6Bits   int
+	denial     denial
+
+	repl       *caddy.Replacer
+	judgements []*counters
+	space      [4]*counters
+}
+
+const stateVar = "edge_limit"
+
+// stateOf returns what an earlier handler found out about the request, or nil.
+func stateOf(vars map[string]any) *requestState {
+	state, _ := vars[stateVar].(*requestState)
+	return state
+}
+
+// varsOf are the request's variables.
+func varsOf(r *http.Request) map[string]any {
+	vars, _ := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
+	return vars
+}
+
+// isVirtual says whether the request is Caddy's own, such as an httpInclude of
+// templates: it came over no connection.
+func isVirtual(r *http.Request) bool {
+	return r.Context().Value(http.LocalAddrContextKey) == nil
+}
+
+// isEarly says whether the request came as TLS 1.3 early data, of which neither
+// the sender's address nor its freshness is proven (RFC 8446, section 8).
+func isEarly(r *http.Request) bool {
+	return r.TLS != nil && !r.TLS.HandshakeComplete
+}
+
+func isErrorRoute(r *http.Request) bool {
+	return r.Context().Value(caddyhttp.ErrorCtxKey) != nil
+}
+
+// remember keeps the resolution for all that comes after, and makes Caddy's own
+// client_ip agree with it.
+func remember(r *http.Request, vars map[string]any, res resolution, config *Client, ipv4Bits, ipv6Bits int) *requestState {
+	state := &requestState{
+		resolution: res, config: config, peerAddr: r.RemoteAddr, remoteAddr: r.RemoteAddr, clientText: unresolvedName,
+		ipv4Bits: ipv4Bits, ipv6Bits: ipv6Bits,
+	}
+	if res.resolved() {
+		if res.source == sourceConnection {
+			state.clientText = res.client.String()
+		} else {
+			// one string for both
+			state.remoteAddr = netip.AddrPortFrom(res.client, 0).String()
+			state.clientText = hostPart(state.remoteAddr)
+		}
+	}
+	vars[stateVar] = state
+	vars[caddyhttp.ClientIPVarKey] = state.clientText
+	state.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if state.repl != nil {
+		state.repl.Map(state.placeholder)
+	}
+	return state
+}
+
+// hostPart is the address in "address:0" or "[address]:0".
+func hostPart(addrPort string) string {
+	host := addrPort[:len(addrPort)-len(":0")]
+	if host[0] == '[' {
+		return host[1 : len(host)-1]
+	}
+	return host
+}
+
+// placeholder answers for {http.edge_limit.*}.
+func (s *requestState) placeholder(name string) (any, bool) {
+	switch name {
+	case "http.edge_limit.client_ip":
+		return s.clientText, true
+	case "http.edge_limit.client":
+		return s.clientInKey(), true
+	case "http.edge_limit.source":
+		return s.source.String(), true
+	case "http.edge_limit.reason":
+		return s.reason.String(), true
+	case "http.edge_limit.exceeded.name":
+		return s.denial.name, true
+	case "http.edge_limit.exceeded.retry_after":
+		if s.denial.wait > 0 {
+			return retryAfter(s.denial.wait), true
+		}
+		return "", true
+	}
+	return nil, false
+}
+
+// clientInKey is the client as keys see it: an address, or a prefix.
+func (s *requestState) clientInKey() string {
+	if !s.resolved() {
+		return unresolvedName
+	}
+	prefix := clientPrefix(s.client, s.ipv4Bits, s.ipv6Bits)
+	if prefix.IsSingleIP() {
+		return prefix.Addr().String()
+	}
+	return prefix.String()
+}
+
+// judged says whether a name was charged, or denied the request, before.
+func (s *requestState) judged(c *counters) bool { return slices.Contains(s.judgements, c) }
+
+func (s *requestState) judge(c *counters) {
+	if s.judgements == nil {
+		s.judgements = s.space[:0]
+	}
+	s.judgements = append(s.judgements, c)
+}
