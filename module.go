@@ -1,0 +1,247 @@
+// Package edgelimit is a rate limiter for Caddy that knows whom it limits: it
+// resolves the client from the connection and from trusted writers only, limits
+// by it, and tells the upstream one address.
+package edgelimit
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	caddy.RegisterModule(Handler{})
+}
+
+// Handler resolves the client of each request, limits it, and tells the upstream
+// one client address in `X-Forwarded-For`, or none.
+//
+// Requests go one way: resolve (and remove what callers can forge), key, decide,
+// deny or forward. Resolving and removing apply to every request that reaches
+// the handler; what its matcher does not select is only not limited. Without any
+// limit the handler is complete: it resolves and forwards.
+//
+// These placeholders are set:
+//
+// Placeholder | Description
+// ------------|---------------
+// `{http.edge_limit.client_ip}` | The client's address, or `unresolved`
+// `{http.edge_limit.client}` | The client as keys see it: an address or a prefix, or `unresolved`
+// `{http.edge_limit.source}` | Why it is believed: `connection`, `server`, `trusted_proxies`, `hops`, `single_value`, `proof`, `unresolved`
+// `{http.edge_limit.reason}` | Why it is unresolved (`missing_header`, `malformed`, `not_single`, `no_address`) or deserves a look (`short_chain`, `unverified_hop`, `untrusted_header`)
+// `{http.edge_limit.exceeded.name}` | The limit or ceiling that denied the request
+// `{http.edge_limit.exceeded.retry_after}` | The seconds to wait, where waiting helps
+//
+// Caddy's own `{client_ip}` and `client_ip` matcher agree with it. An unresolved
+// client is no address: a `client_ip` matcher then matches nothing and Caddy logs
+// an error. Behind the handler a `remote_ip` matcher sees the client too.
+type Handler struct {
+	Options
+
+	// Which requests are limited. It is judged after the client is known. Default:
+	// all.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+
+	// Names of limits and ceilings that the edge_limit app defines.
+	Use []string `json:"use,omitempty"`
+
+	// Budgets for each key.
+	Limits []*Limit `json:"limits,omitempty"`
+
+	// Budgets that nothing in a request can influence.
+	Ceilings []*Ceiling `json:"ceilings,omitempty"`
+
+	matchers   caddyhttp.MatcherSets
+	limits     []*Limit
+	ceilings   []*Ceiling
+	client     *Client
+	unresolved string
+	observe    bool
+	forwarder  forwarder
+	ipv4Bits   int
+	ipv6Bits   int
+	site       string // tells this handler's warnings from another's
+	logger     *zap.Logger
+	now        func() int64 // monotonic nanoseconds
+}
+
+// CaddyModule returns the Caddy module information.
+func (Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.edge_limit",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision sets up the handler.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	h.now = clock
+	h.site = siteOf(h)
+	loaded, err := ctx.App("edge_limit")
+	if err != nil {
+		return fmt.Errorf("loading the edge_limit app: %w", err)
+	}
+	app := loaded.(*App)
+
+	if err := h.Options.validate(); err != nil {
+		return err
+	}
+	if err := h.Options.provision(ctx); err != nil {
+		return err
+	}
+	if err := h.provisionLimits(ctx, app); err != nil {
+		return err
+	}
+	if err := checkProvenance(h.limits, h.ceilings); err != nil {
+		return err
+	}
+	if h.matchers, err = loadMatchers(ctx, h); err != nil {
+		return err
+	}
+	return h.settle(ctx, app)
+}
+
+// provisionLimits collects the handler's own limits and those used by name.
+func (h *Handler) provisionLimits(ctx caddy.Context, app *App) error {
+	for _, name := range h.Use {
+		if limit, ok := app.limits[name]; ok {
+			h.limits = append(h.limits, limit)
+		} else if ceiling, ok := app.ceilings[name]; ok {
+			h.ceilings = append(h.ceilings, ceiling)
+		} else {
+			return unknownNameError(name)
+		}
+	}
+	for _, limit := range h.Limits {
+		if err := app.defineLimit(ctx, limit); err != nil {
+			return err
+		}
+		h.limits = append(h.limits, limit)
+	}
+	for _, ceiling := range h.Ceilings {
+		if err := app.defineCeiling(ctx, ceiling); err != nil {
+			return err
+		}
+		h.ceilings = append(h.ceilings, ceiling)
+	}
+	return nil
+}
+
+// siteOf names a handler by what it is configured to do, which a reload of the
+// same configuration does not change.
+func siteOf(h *Handler) string {
+	text, _ := json.Marshal(h)
+	digest := sha256.Sum256(text)
+	return string(digest[:])
+}
+
+func unknownNameError(name string) error {
+	return fmt.Errorf("%s is not defined: define a limit or ceiling of that name in the global edge_limit block", name)
+}
+
+// settle works out which options hold for this handler.
+func (h *Handler) settle(ctx caddy.Context, app *App) error {
+	h.client = h.Client
+	if h.client == nil {
+		h.client = app.Client
+	}
+	if h.client == nil {
+		h.client = new(Client)
+		if err := h.client.provision(ctx); err != nil {
+			return err
+		}
+	}
+	h.unresolved = firstWord(h.Unresolved, app.Unresolved, unresolvedShare)
+	h.observe = h.Observe || app.Observe
+	forward, strip := h.Forward, h.Strip
+	if forward == nil {
+		forward = app.Forward
+	}
+	if strip == nil {
+		strip = app.Strip
+	}
+	h.forwarder = newForwarder(h.client, forward, strip)
+	h.ipv4Bits = firstSet(app.IPv4Prefix, defaultIPv4Prefix)
+	h.ipv6Bits = firstSet(app.IPv6Prefix, defaultIPv6Prefix)
+	h.warnLax()
+	return nil
+}
+
+func firstWord(words ...string) string {
+	for _, word := range words {
+		if word != "" {
+			return word
+		}
+	}
+	return ""
+}
+
+// ServeHTTP resolves, decides, and denies or forwards.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if isVirtual(r) || isEarly(r) {
+		return h.serveUnknown(w, r, next)
+	}
+
+	state, first := h.resolve(r)
+	remoteAddr := r.RemoteAddr
+	defer func() { r.RemoteAddr = remoteAddr }()
+	r.RemoteAddr = state.peerAddr // what matchers see, in a second run too
+	h.forwarder.remove(r, state.peerTrusted, func(name string) {
+		if first {
+			h.noteRemoved(state, name)
+		}
+	})
+
+	denial, err := h.decide(r, state, h.now())
+	if err != nil {
+		return err
+	}
+	if denial.status != 0 {
+		return h.deny(w, r, state, denial)
+	}
+
+	h.forwarder.tell(r, state)
+	return next.ServeHTTP(w, r)
+}
+
+// resolve finds the client once a request: whoever comes later gets the same
+// answer, whatever its own configuration says.
+func (h *Handler) resolve(r *http.Request) (state *requestState, first bool) {
+	vars := varsOf(r)
+	if state := stateOf(vars); state != nil {
+		return state, false
+	}
+	res := h.client.resolve(r, vars)
+	resolvedTotal[res.source][res.reason].Add(1)
+	if res.reason != reasonNone {
+		h.warnResolution(r, &res)
+	}
+	return remember(r, vars, res, h.client, h.ipv4Bits, h.ipv6Bits), true
+}
+
+// serveUnknown passes on requests whose sender cannot be known, without charging
+// anybody: Caddy's own, which come over no connection, and early data that an
+// error route sees. Other early data is refused, so that it is sent again.
+func (h *Handler) serveUnknown(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if isEarly(r) && !isErrorRoute(r) {
+		return caddyhttp.Error(http.StatusTooEarly, errTooEarly)
+	}
+	h.forwarder.remove(r, false, func(string) {})
+	if !h.forwarder.off {
+		tellNone(r)
+	}
+	return next.ServeHTTP(w, r)
+}
+
+// Interface guards.
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

@@ -1,0 +1,140 @@
+package edgelimit
+
+import (
+	"net/http"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// Warnings name a state that is probably a mistake. Each is logged once in a
+// process for a site, over any number of reloads: a mistake must be seen, and a
+// flood must not fill the log. None carries a client's address.
+
+// warned holds what was said. Its keys come from configuration and from the
+// fixed words of this package, never from a request.
+var warned sync.Map
+
+type warningKey struct{ site, what string }
+
+func warnOnce(logger *zap.Logger, site, what, message string, fields ...zap.Field) {
+	if _, before := warned.LoadOrStore(warningKey{site, what}, true); !before {
+		logger.Warn(message, fields...)
+	}
+}
+
+// warnResolution says what a doubtful or failed resolution means and how to mend
+// it.
+func (h *Handler) warnResolution(r *http.Request, res *resolution) {
+	warning := "resolve:" + res.reason.String()
+	if _, before := warned.Load(warningKey{h.site, warning}); before {
+		return // no look-ups for a flood
+	}
+	fields := []zap.Field{
+		zap.String("source", res.source.String()), zap.String("reason", res.reason.String()),
+		zap.String("server", serverName(r)), zap.String("advice", h.client.advice(res)),
+	}
+	if res.resolved() {
+		warnOnce(h.logger, h.site, warning, "the client was resolved, but the proxies in front do not look as configured", fields...)
+		return
+	}
+	warnOnce(h.logger, h.site, warning, "a client could not be resolved; it is limited as the option unresolved says", fields...)
+}
+
+// advice says what to mend where a client is unresolved or in doubt; "" if there
+// is nothing to mend.
+func (c *Client) advice(res *resolution) string {
+	header := c.Header
+	switch res.reason {
+	case reasonMissingHeader:
+		if res.proven {
+			return "whoever holds the proof must state the client: send its address in " + c.Proof.clientHeader()
+		}
+		return "your proxy sends no " + header + ": in nginx add `proxy_set_header " + header + " $proxy_add_x_forwarded_for;`; " +
+			"for health checks, which carry none, route their path around edge_limit"
+	case reasonMalformed:
+		return "the entry that must be read in " + header + " is no address: let the proxy write the address of its peer there, and nothing else"
+	case reasonNotSingle:
+		return "exactly one address is expected: let the proxy replace what came, not append to it, or use hops instead of single_value"
+	case reasonNoAddress:
+		return "the connection has no address, as on a Unix socket: if a proxy of yours is behind it, add `trusted_proxies_unix` to the client block"
+	case reasonShortChain:
+		return "the chain is shorter than hops says: some requests pass fewer proxies, or hops is too high; too high is the dangerous direction"
+	case reasonUnverifiedHop:
+		return "an entry that hops passes over is no trusted proxy: somebody reaches an inner proxy directly, or a proxy's range is missing in trusted_proxies"
+	case reasonUntrustedHeader:
+		return "a private peer that is not trusted sends " + header + ": if it is your proxy, all its clients share one budget; " +
+			"add `trusted_proxies static " + privateRange(res.peer).String() + "` to the client block, " +
+			"or `client connection` if nothing stands in front"
+	}
+	if res.unverified {
+		return "the answer rests on unverified hops: whoever reaches an inner proxy directly can choose it"
+	}
+	return ""
+}
+
+// noteRemoved looks at a header that is removed when the request is first seen.
+func (h *Handler) noteRemoved(state *requestState, name string) {
+	if state.source == sourceProof && h.forwarder.proof.contains(name) {
+		return
+	}
+	if !state.peerTrusted {
+		state.forged = true
+		return
+	}
+	if name == headerForwardedFor || name == h.client.Header || h.forwarder.proof.contains(name) || h.forwarder.writes(name) {
+		return
+	}
+	warnOnce(h.logger, h.site, "removed:"+foldName(name),
+		"a trusted proxy's header is removed, so upstreams do not see it any more; to send them the resolved client in it, add the line that is named here",
+		zap.String("header", name), zap.String("line", "forward "+name))
+}
+
+// warnEmptyKey says that a part of a key had no value.
+func (h *Handler) warnEmptyKey(limit *Limit, placeholder string) {
+	warnOnce(h.logger, h.site, "empty:"+limit.Name+":"+placeholder,
+		"a part of a limit's key is empty: all such requests share one budget of their own; "+
+			"a placeholder that a later handler sets is empty here (order them in a route)",
+		zap.String("limit", limit.Name), zap.String("placeholder", "{"+placeholder+"}"))
+}
+
+// warnLax says at load what a configuration gives away.
+func (h *Handler) warnLax() {
+	c := h.client
+	if c.Unverified && c.Hops > 1 {
+		warnOnce(h.logger, h.site, "unverified",
+			"hops are counted unverified: whoever reaches an inner proxy directly chooses the client; "+
+				"close that way, or list the proxies' ranges and drop the word unverified",
+			zap.Int("hops", c.Hops))
+	}
+	for _, source := range c.trusted {
+		static, ok := source.(*caddyhttp.StaticIPRange)
+		if !ok {
+			continue // others may need a request to answer
+		}
+		for _, prefix := range static.GetIPRanges(nil) {
+			if prefix.Bits() == 0 {
+				warnOnce(h.logger, h.site, "trusts_everyone",
+					"trusted_proxies contains every address: each caller is believed about who the client is, "+
+						"so a limit for each client limits nobody; list the ranges of your proxies instead",
+					zap.Stringer("range", prefix))
+			}
+		}
+	}
+	for _, limit := range h.limits {
+		if len(c.trusted) > 0 && usesRemoteHost(limit.key) {
+			warnOnce(h.logger, h.site, "remote_host:"+limit.Name,
+				"a key holds {remote_host}, which is the proxy's address for all who come through it: write key client",
+				zap.String("limit", limit.Name))
+		}
+	}
+}
+
+func serverName(r *http.Request) string {
+	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server != nil {
+		return server.Name()
+	}
+	return ""
+}
