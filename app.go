@@ -1,9 +1,7 @@
 package edgelimit
 
 import (
-	"crypto/rand"
 	"fmt"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -32,8 +30,12 @@ type App struct {
 	MaxKeys int `json:"max_keys,omitempty"`
 
 	// The secret that keys are hashed with, at least 16 bytes; `{env.NAME}` and
-	// `{file.PATH}` are expanded. Default: random for each process.
+	// `{file.PATH}` are expanded. Default: random, kept in Caddy's storage.
 	Pepper string `json:"pepper,omitempty"`
+
+	// Whether debts and bans survive a restart, in Caddy's storage. Default: true
+	// where that storage is a file system.
+	Persist *bool `json:"persist,omitempty"`
 
 	// Limits that sites can use by name.
 	Limits []*Limit `json:"limits,omitempty"`
@@ -41,14 +43,19 @@ type App struct {
 	// Ceilings that sites can use by name.
 	Ceilings []*Ceiling `json:"ceilings,omitempty"`
 
-	ctx    caddy.Context
-	logger *zap.Logger
-	pepper []byte
+	// Bounds of requests in flight that sites can use by name.
+	InFlight []*InFlight `json:"in_flight,omitempty"`
 
-	definitions map[string]string // by name: what it was defined as
-	taken       []stateKey        // what Cleanup must release
-	limits      map[string]*Limit
-	ceilings    map[string]*Ceiling
+	ctx          caddy.Context
+	logger       *zap.Logger
+	pepper       []byte
+	pepperStored bool
+	persister    *persister // nil: debts end with the process
+
+	budgets     map[string]budget       // defined here, by name
+	definitions map[string]string       // by name: what it was defined as, here or in a site
+	templates   map[string]*keyTemplate // all that make keys, by name
+	taken       []stateKey              // what Cleanup must release, in this order
 }
 
 // Options say how clients are found and what upstreams are told. A site's own
@@ -66,6 +73,12 @@ type Options struct {
 	// Headers that get the client beside `X-Forwarded-For`, or the single word
 	// `off`: then headers and remote address stay as they came. Default: none.
 	Forward []string `json:"forward,omitempty"`
+
+	// What responses tell clients of the limit that is closest to denying: `ietf`
+	// (`RateLimit-Policy` and `RateLimit`, of draft-ietf-httpapi-ratelimit-headers),
+	// `x` (`X-RateLimit-Limit`, `-Remaining` and `-Reset`, in seconds) or `off`.
+	// Default: `off`.
+	RatelimitHeaders string `json:"ratelimit_headers,omitempty"`
 
 	// Further identity headers that upstreams must not see. Default: none beside
 	// those that are always removed.
@@ -85,16 +98,18 @@ const (
 	unresolvedName = "unresolved"
 )
 
+// appName is the app's place in the configuration.
+const appName = "edge_limit"
+
 const (
 	defaultMaxKeys = 1_000_000
 	maxMaxKeys     = 1 << 28
-	minPepper      = 16
 )
 
 // CaddyModule returns the Caddy module information.
 func (App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  "edge_limit",
+		ID:  appName,
 		New: func() caddy.Module { return new(App) },
 	}
 }
@@ -103,34 +118,40 @@ func (App) CaddyModule() caddy.ModuleInfo {
 func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx = ctx
 	a.logger = ctx.Logger()
+	a.budgets = make(map[string]budget)
 	a.definitions = make(map[string]string)
-	a.limits = make(map[string]*Limit)
-	a.ceilings = make(map[string]*Ceiling)
+	a.templates = make(map[string]*keyTemplate)
 	if err := registerMetrics(ctx); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
 	if err := a.validate(); err != nil {
 		return err
 	}
-	var err error
-	if a.pepper, err = loadPepper(a.Pepper); err != nil {
-		return fmt.Errorf("pepper: %w", err)
+	if err := a.provisionState(ctx); err != nil {
+		return err
 	}
-	a.MaxKeys = firstSet(a.MaxKeys, defaultMaxKeys)
 	if err := a.Options.provision(ctx); err != nil {
 		return err
 	}
-	for _, limit := range a.Limits {
-		if err := a.defineLimit(ctx, limit); err != nil {
-			return err
-		}
-		a.limits[limit.Name] = limit
+	budgets, err := a.define(ctx, a.Limits, a.InFlight, a.Ceilings)
+	for _, b := range budgets {
+		a.budgets[b.name()] = b
 	}
-	for _, ceiling := range a.Ceilings {
-		if err := a.defineCeiling(ctx, ceiling); err != nil {
-			return err
+	return err
+}
+
+// provisionState gets ready what budgets need to be remembered.
+func (a *App) provisionState(ctx caddy.Context) (err error) {
+	a.MaxKeys = firstSet(a.MaxKeys, defaultMaxKeys)
+	if a.pepper, a.pepperStored, err = loadPepper(ctx, a.Pepper); err != nil {
+		return fmt.Errorf("pepper: %w", err)
+	}
+	if a.Persist == nil && persistByDefault(ctx.Storage()) || a.Persist != nil && *a.Persist {
+		var key stateKey
+		if a.persister, key, err = usePersister(ctx, a.pepper); err != nil {
+			return fmt.Errorf("persist: %w", err)
 		}
-		a.ceilings[ceiling.Name] = ceiling
+		a.taken = append(a.taken, key)
 	}
 	return nil
 }
@@ -145,13 +166,23 @@ func (a *App) validate() error {
 	return a.Options.validate()
 }
 
-// Start implements caddy.App. Nothing runs in the background.
-func (*App) Start() error { return nil }
+// Start implements caddy.App. From here on something may be written: a
+// configuration that is only validated never gets here.
+func (a *App) Start() error {
+	if !a.pepperStored {
+		a.storePepper()
+	}
+	if a.persister != nil {
+		a.persister.start(a.ctx.Storage(), a.pepper, a.logger)
+	}
+	return nil
+}
 
 // Stop implements caddy.App.
 func (*App) Stop() error { return nil }
 
-// Cleanup releases what Provision took.
+// Cleanup releases what Provision took. The persister was taken first and goes
+// first: what it writes is still there.
 func (a *App) Cleanup() error {
 	for _, key := range a.taken {
 		releaseState(key)
@@ -160,39 +191,83 @@ func (a *App) Cleanup() error {
 	return nil
 }
 
-// defineLimit gives a limit its place in the whole configuration: its name, and
-// the state that it may share.
+// define gives budgets their place in the whole configuration: their names, and
+// the state that they may share. They are returned in the order in which they
+// are judged.
+func (a *App) define(ctx caddy.Context, limits []*Limit, inFlight []*InFlight, ceilings []*Ceiling) (budgets []budget, err error) {
+	for _, limit := range limits {
+		if err = a.defineLimit(ctx, limit); err != nil {
+			return budgets, err
+		}
+		budgets = append(budgets, limit)
+	}
+	for _, f := range inFlight {
+		if err = a.defineInFlight(ctx, f); err != nil {
+			return budgets, err
+		}
+		budgets = append(budgets, f)
+	}
+	for _, ceiling := range ceilings {
+		if err = a.defineCeiling(ctx, ceiling); err != nil {
+			return budgets, err
+		}
+		budgets = append(budgets, ceiling)
+	}
+	return budgets, nil
+}
+
 func (a *App) defineLimit(ctx caddy.Context, limit *Limit) (err error) {
 	if err = limit.provision(ctx, a); err != nil {
 		return err
 	}
-	if err = a.define(limit.Name, limit.defined); err != nil {
+	if err = a.claim(limit.Name, limit.defined); err != nil {
 		return err
 	}
-	var key stateKey
-	if limit.state, key, err = takeLimitState(limit.Name, a.MaxKeys); err == nil {
-		a.taken = append(a.taken, key)
+	a.templates[limit.Name] = &limit.template
+	key := stateKey{kindLimit, limit.Name}
+	if limit.state, err = takeState(key, func() *limitState { return newLimitState(limit.numbers) }); err != nil {
+		return err
 	}
-	return err
+	a.taken = append(a.taken, key)
+	if a.persister != nil {
+		a.persister.restore(limit, clock())
+	}
+	return nil
 }
 
-// defineCeiling does the same for a ceiling.
+func (a *App) defineInFlight(ctx caddy.Context, f *InFlight) (err error) {
+	if err = f.provision(ctx, a); err != nil {
+		return err
+	}
+	if err = a.claim(f.Name, f.defined); err != nil {
+		return err
+	}
+	a.templates[f.Name] = &f.template
+	key := stateKey{kindInFlight, f.Name}
+	if f.state, err = takeState(key, func() *inFlightState { return new(inFlightState) }); err != nil {
+		return err
+	}
+	a.taken = append(a.taken, key)
+	return nil
+}
+
 func (a *App) defineCeiling(ctx caddy.Context, ceiling *Ceiling) (err error) {
-	if err = ceiling.provision(ctx); err != nil {
+	if err = ceiling.provision(ctx, a); err != nil {
 		return err
 	}
-	if err = a.define(ceiling.Name, ceiling.defined); err != nil {
+	if err = a.claim(ceiling.Name, ceiling.defined); err != nil {
 		return err
 	}
-	var key stateKey
-	if ceiling.state, key, err = takeCeilingState(ceiling.Name, ceiling.rate); err == nil {
-		a.taken = append(a.taken, key)
+	key := stateKey{kindCeiling, ceiling.Name}
+	if ceiling.state, err = takeState(key, func() *ceilingState { return newCeilingState(ceiling.rate) }); err != nil {
+		return err
 	}
-	return err
+	a.taken = append(a.taken, key)
+	return nil
 }
 
-// define refuses a second meaning of a name.
-func (a *App) define(name, definition string) error {
+// claim refuses a second meaning of a name.
+func (a *App) claim(name, definition string) error {
 	if before, ok := a.definitions[name]; ok && before != definition {
 		return fmt.Errorf("%w (%s / %s)", conflictError(name), before, definition)
 	}
@@ -210,6 +285,11 @@ func (o *Options) validate() error {
 	case "", unresolvedShare, unresolvedDeny, unresolvedExempt:
 	default:
 		return fmt.Errorf("unresolved %q: must be share, deny or exempt", o.Unresolved)
+	}
+	switch o.RatelimitHeaders {
+	case "", headersOff, headersIETF, headersX:
+	default:
+		return fmt.Errorf("ratelimit_headers %q: must be off, ietf or x", o.RatelimitHeaders)
 	}
 	if err := validateForward(o.Forward); err != nil {
 		return err
@@ -229,28 +309,6 @@ func (o *Options) provision(ctx caddy.Context) error {
 	}
 	return o.Client.provision(ctx)
 }
-
-// loadPepper reads the secret of all keys.
-func loadPepper(configured string) ([]byte, error) {
-	if configured == "" {
-		return processPepper(), nil
-	}
-	value, err := resolveSecret(configured)
-	if err != nil {
-		return nil, err
-	}
-	if len(value) < minPepper {
-		return nil, fmt.Errorf("a secret of %d bytes can be guessed: give at least %d", len(value), minPepper)
-	}
-	return []byte(value), nil
-}
-
-// processPepper is the same over all reloads, so that keys stay what they were.
-var processPepper = sync.OnceValue(func() []byte {
-	pepper := make([]byte, 32)
-	_, _ = rand.Read(pepper) // never fails, says crypto/rand
-	return pepper
-})
 
 // clock counts nanoseconds of monotonic time, always above 0: no jump of the
 // wall clock changes a budget.

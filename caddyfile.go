@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -44,73 +41,64 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 //		ipv6_prefix <bits>
 //		max_keys    <n>
 //		pepper      <secret>
+//		persist     on|off
 //		limit       <name> <rate> { ... }
 //		ceiling     <name> <rate> { ... }
+//		in_flight   <name> <n> { ... }
 //	}
 func (a *App) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	b := block{Dispenser: d}
 	if err := b.end(); err != nil {
 		return err
 	}
-	names := make(map[string]string)
+	places := make(map[string]string)
 	for b.next() {
-		if known, err := a.Options.unmarshalOption(&b); known || err != nil {
-			if err != nil {
-				return err
-			}
+		at := placeOf(d)
+		if known, err := a.Options.unmarshalOption(&b); err != nil {
+			return err
+		} else if known {
 			continue
 		}
-		var err error
-		switch b.Val() {
-		case "ipv4_prefix":
-			err = b.once(func() error { return b.number(&a.IPv4Prefix, 1, 32) })
-		case "ipv6_prefix":
-			err = b.once(func() error { return b.number(&a.IPv6Prefix, 1, 128) })
-		case "max_keys":
-			err = b.once(func() error { return b.number(&a.MaxKeys, 1, maxMaxKeys) })
-		case "pepper":
-			err = b.once(func() error { return b.word(&a.Pepper) })
-		case "limit":
-			err = a.unmarshalLimit(&b, names)
-		case "ceiling":
-			err = a.unmarshalCeiling(&b, names)
-		default:
-			err = b.unrecognized()
+		if name, known, err := b.definition(&a.Limits, &a.InFlight, &a.Ceilings, nil); err != nil {
+			return err
+		} else if known {
+			if before, ok := places[name]; ok {
+				return fmt.Errorf("the name %s is defined twice, at %s and at %s: give one of them another name", name, before, at)
+			}
+			places[name] = at
+			continue
 		}
-		if err != nil {
+		if err := a.unmarshalSetting(&b); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *App) unmarshalLimit(b *block, names map[string]string) error {
-	at := placeOf(b.Dispenser)
-	limit, err := unmarshalLimit(b, nil)
-	if err != nil {
-		return err
+// unmarshalSetting parses what only the global option has.
+func (a *App) unmarshalSetting(b *block) error {
+	switch b.Val() {
+	case "ipv4_prefix":
+		return b.once(func() error { return b.number(&a.IPv4Prefix, 1, 32) })
+	case "ipv6_prefix":
+		return b.once(func() error { return b.number(&a.IPv6Prefix, 1, 128) })
+	case "max_keys":
+		return b.once(func() error { return b.number(&a.MaxKeys, 1, maxMaxKeys) })
+	case "pepper":
+		return b.once(func() error { return b.word(&a.Pepper) })
+	case "persist":
+		return b.once(func() error {
+			return b.argument(func(text string) error {
+				if text != "on" && text != "off" {
+					return fmt.Errorf("%q: must be on or off", text)
+				}
+				on := text == "on"
+				a.Persist = &on
+				return nil
+			})
+		})
 	}
-	a.Limits = append(a.Limits, limit)
-	return b.defineOnce(names, limit.Name, at)
-}
-
-func (a *App) unmarshalCeiling(b *block, names map[string]string) error {
-	at := placeOf(b.Dispenser)
-	ceiling, err := unmarshalCeiling(b, nil)
-	if err != nil {
-		return err
-	}
-	a.Ceilings = append(a.Ceilings, ceiling)
-	return b.defineOnce(names, ceiling.Name, at)
-}
-
-// defineOnce refuses a name that the same block defines twice.
-func (b *block) defineOnce(names map[string]string, name, place string) error {
-	if before, ok := names[name]; ok {
-		return fmt.Errorf("the name %s is defined twice, at %s and at %s: give one of them another name", name, before, place)
-	}
-	names[name] = place
-	return nil
+	return b.unrecognized()
 }
 
 // parseDirective makes a handler of the directive. The directive's matcher goes
@@ -130,10 +118,12 @@ func parseDirective(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error)
 //	edge_limit [<matcher>] [<names defined globally...>] {
 //		limit      <name> <rate> { ... }
 //		ceiling    <name> <rate> { ... }
+//		in_flight  <name> <n> { ... }
 //		client     connection | { ... }
 //		unresolved share|deny|exempt
 //		forward    off | <headers...>
 //		strip      <headers...>
+//		ratelimit_headers off|ietf|x
 //		observe
 //	}
 func (handler *Handler) unmarshalCaddyfile(h httpcaddyfile.Helper) error {
@@ -167,34 +157,25 @@ func (handler *Handler) unmarshalCaddyfile(h httpcaddyfile.Helper) error {
 	places := make(map[string]string)
 	for b.next() {
 		at := placeOf(d)
-		if known, err := handler.Options.unmarshalOption(&b); known || err != nil {
-			if err != nil {
-				return err
-			}
+		if known, err := handler.Options.unmarshalOption(&b); err != nil {
+			return err
+		} else if known {
 			continue
 		}
-		switch b.Val() {
-		case "limit":
-			limit, err := unmarshalLimit(&b, &h)
-			if err != nil {
-				return err
-			}
-			if err = defineInSite(h, global, limit.Name, limit.defined, at); err != nil {
-				return err
-			}
-			handler.Limits = append(handler.Limits, limit)
-			places[limit.Name] = at
-		case "ceiling":
-			ceiling, err := unmarshalCeiling(&b, &h)
-			if err != nil {
-				return err
-			}
-			if err = defineInSite(h, global, ceiling.Name, ceiling.defined, at); err != nil {
-				return err
-			}
-			handler.Ceilings = append(handler.Ceilings, ceiling)
-		default:
+		name, known, err := b.definition(&handler.Limits, &handler.InFlight, &handler.Ceilings, &h)
+		if err != nil {
+			return err
+		}
+		if !known {
 			return b.unrecognized()
+		}
+		if before, ok := places[name]; ok {
+			return fmt.Errorf("the name %s is defined twice, at %s and at %s: give one of them another name", name, before, at)
+		}
+		places[name] = at
+		own := App{Limits: handler.Limits, InFlight: handler.InFlight, Ceilings: handler.Ceilings}
+		if err := defineInSite(h, global, name, own.definitionOf(name), at); err != nil {
+			return err
 		}
 	}
 	return handler.checkProvenance(global, places, placeOf(d))
@@ -202,21 +183,28 @@ func (handler *Handler) unmarshalCaddyfile(h httpcaddyfile.Helper) error {
 
 // checkProvenance judges the directive as Provision will, to name the line.
 func (handler *Handler) checkProvenance(global *App, places map[string]string, place string) error {
-	limits, ceilings := slices.Clone(handler.Limits), slices.Clone(handler.Ceilings)
-	for _, l := range global.Limits {
-		if slices.Contains(handler.Use, l.Name) {
-			limits = append(limits, l)
+	limits, inFlight, ceilings := slices.Clone(handler.Limits), slices.Clone(handler.InFlight), slices.Clone(handler.Ceilings)
+	for _, name := range handler.Use {
+		for _, l := range global.Limits {
+			if l.Name == name {
+				limits = append(limits, l)
+			}
+		}
+		for _, f := range global.InFlight {
+			if f.Name == name {
+				inFlight = append(inFlight, f)
+			}
+		}
+		for _, c := range global.Ceilings {
+			if c.Name == name {
+				ceilings = append(ceilings, c)
+			}
 		}
 	}
-	for _, c := range global.Ceilings {
-		if slices.Contains(handler.Use, c.Name) {
-			ceilings = append(ceilings, c)
-		}
-	}
-	err := checkProvenance(limits, ceilings)
+	err := checkProvenance(limits, inFlight, ceilings)
 	var provenance *provenanceError
 	if errors.As(err, &provenance) {
-		if of, ok := places[provenance.limit]; ok {
+		if of, ok := places[provenance.name]; ok {
 			place = of
 		}
 		return fmt.Errorf("%w, at %s", err, place)
@@ -239,6 +227,11 @@ func globalApp(h httpcaddyfile.Helper) (*App, error) {
 			return nil, err
 		}
 	}
+	for _, f := range app.InFlight {
+		if err := f.validate(); err != nil {
+			return nil, err
+		}
+	}
 	for _, ceiling := range app.Ceilings {
 		if err := ceiling.validate(); err != nil {
 			return nil, err
@@ -252,6 +245,11 @@ func (a *App) definitionOf(name string) string {
 	for _, l := range a.Limits {
 		if l.Name == name {
 			return l.defined
+		}
+	}
+	for _, f := range a.InFlight {
+		if f.Name == name {
+			return f.defined
 		}
 	}
 	for _, c := range a.Ceilings {
@@ -309,6 +307,13 @@ func (o *Options) unmarshalOption(b *block) (known bool, err error) {
 			}
 			return validateForward(o.Forward)
 		})
+	case "ratelimit_headers":
+		err = b.once(func() error {
+			if err := b.word(&o.RatelimitHeaders); err != nil {
+				return err
+			}
+			return o.validate()
+		})
 	case "strip":
 		err = b.once(func() error {
 			if err := b.words(&o.Strip); err != nil {
@@ -322,272 +327,6 @@ func (o *Options) unmarshalOption(b *block) (known bool, err error) {
 		return false, nil
 	}
 	return true, place(b.Dispenser, err)
-}
-
-// unmarshalCaddyfile parses how the client is found. Syntax:
-//
-//	client connection | {
-//		trusted_proxies <module> [<args...>]
-//		trusted_proxies_unix
-//		header <name>
-//		hops <n> [unverified]
-//		single_value
-//		proof <header> <secret...> {
-//			client_header <name>
-//		}
-//	}
-func (c *Client) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	opening := *d
-	if d.NextArg() {
-		if d.Val() != "connection" {
-			return placef(d, "client %s: write client connection, or a block", d.Val())
-		}
-		c.Connection = true
-		if d.NextArg() {
-			return placedError{d.ArgErr()}
-		}
-	}
-	b := block{Dispenser: d}
-	empty := true
-	for b.next() {
-		empty = false
-		var err error
-		switch b.Val() {
-		case "trusted_proxies":
-			var source json.RawMessage
-			source, err = unmarshalIPSource(d)
-			c.TrustedProxiesRaw = append(c.TrustedProxiesRaw, source)
-		case "trusted_proxies_unix":
-			err = b.once(func() error { return b.flag(&c.TrustedProxiesUnix) })
-		case "header":
-			err = b.once(func() error { return b.word(&c.Header) })
-		case "hops":
-			err = b.once(func() error { return c.unmarshalHops(&b) })
-		case "single_value":
-			err = b.once(func() error { return b.flag(&c.SingleValue) })
-		case "proof":
-			err = b.once(func() error {
-				c.Proof = new(Proof)
-				return c.Proof.unmarshalCaddyfile(d)
-			})
-		default:
-			err = b.unrecognized()
-		}
-		if err != nil {
-			return place(d, err)
-		}
-	}
-	if empty && !c.Connection {
-		return placef(&opening, "client needs the word connection, or a block that says who is trusted")
-	}
-	if err := c.validate(); err != nil {
-		return place(&opening, fmt.Errorf("client: %w", err))
-	}
-	return nil
-}
-
-func (c *Client) unmarshalHops(b *block) error {
-	if !b.NextArg() {
-		return placedError{b.ArgErr()}
-	}
-	n, err := strconv.Atoi(b.Val())
-	if err != nil || n < 1 || n > maxHops {
-		return fmt.Errorf("hops %q: must be from 1 to %d", b.Val(), maxHops)
-	}
-	c.Hops = n
-	if b.NextArg() {
-		if b.Val() != "unverified" {
-			return fmt.Errorf("unexpected %q after hops: only the word unverified is possible", b.Val())
-		}
-		c.Unverified = true
-	}
-	return b.end()
-}
-
-func (p *Proof) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	if !d.NextArg() {
-		return placedError{d.ArgErr()}
-	}
-	p.Header = d.Val()
-	p.Secrets = d.RemainingArgs()
-	if err := p.validate(); err != nil {
-		return err
-	}
-	b := block{Dispenser: d}
-	for b.next() {
-		if b.Val() != "client_header" {
-			return b.unrecognized()
-		}
-		if err := b.once(func() error { return b.word(&p.ClientHeader) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// unmarshalIPSource parses a module of the http.ip_sources namespace.
-func unmarshalIPSource(d *caddyfile.Dispenser) (json.RawMessage, error) {
-	directive := d.Val()
-	if !d.NextArg() {
-		return nil, placef(d, "%s: name where the ranges come from, for example %s static 10.0.0.0/8", directive, directive)
-	}
-	if strings.ContainsAny(d.Val(), ".:/") {
-		return nil, placef(d, "%s %s: ranges written here are the module static: write %s static %s", directive, d.Val(), directive, d.Val())
-	}
-	name := d.Val()
-	if name == "private_ranges" {
-		if d.NextArg() {
-			return nil, placedError{d.ArgErr()}
-		}
-		return ipSourceJSON(&caddyhttp.StaticIPRange{Ranges: caddyhttp.PrivateRangesCIDR()}), nil
-	}
-	module, err := caddyfile.UnmarshalModule(d, "http.ip_sources."+name)
-	if err != nil {
-		return nil, placedByCaddy(d, err)
-	}
-	source, ok := module.(caddyhttp.IPRangeSource)
-	if !ok {
-		return nil, placef(d, "module %s is not an IP range source", name)
-	}
-	if static, ok := module.(*caddyhttp.StaticIPRange); ok {
-		if err := validateRanges(directive, static.Ranges); err != nil {
-			return nil, place(d, err)
-		}
-	}
-	return ipSourceJSON(source), nil
-}
-
-func validateRanges(directive string, ranges []string) error {
-	if len(ranges) == 0 {
-		return fmt.Errorf("%s: no range is given", directive)
-	}
-	for _, text := range ranges {
-		if _, err := caddyhttp.CIDRExpressionToPrefix(text); err != nil {
-			return fmt.Errorf("%s: %q is no address and no range", directive, text)
-		}
-	}
-	return nil
-}
-
-func ipSourceJSON(source caddyhttp.IPRangeSource) json.RawMessage {
-	name := source.(caddy.Module).CaddyModule().ID.Name()
-	return caddyconfig.JSONModuleObject(source, "source", name, nil)
-}
-
-// unmarshalLimit parses a limit. Syntax:
-//
-//	limit <name> <rate> {
-//		burst       <n>
-//		key         <part...>
-//		key_writer  caller|server
-//		ipv4_prefix <bits>
-//		ipv6_prefix <bits>
-//		match       <matcher> | match { <matchers> }
-//		exempt      <ranges...>
-//		status      <code>
-//		observe
-//	}
-//
-// h is nil in the global options, which know no named matchers.
-func unmarshalLimit(b *block, h *httpcaddyfile.Helper) (*Limit, error) {
-	limit := new(Limit)
-	opening := *b.Dispenser
-	if err := b.nameAndRate(&limit.Name, &limit.Rate); err != nil {
-		return nil, err
-	}
-	inner := block{Dispenser: b.Dispenser}
-	for inner.next() {
-		var err error
-		switch inner.Val() {
-		case "burst":
-			err = inner.once(func() error { return inner.count(&limit.Burst) })
-		case "key":
-			err = inner.once(func() error { return inner.words(&limit.Key) })
-		case "key_writer":
-			err = inner.once(func() error { return inner.word(&limit.KeyWriter) })
-		case "ipv4_prefix":
-			err = inner.once(func() error { return inner.number(&limit.IPv4Prefix, 1, 32) })
-		case "ipv6_prefix":
-			err = inner.once(func() error { return inner.number(&limit.IPv6Prefix, 1, 128) })
-		case "match":
-			err = inner.once(func() error { return inner.matcher(h, &limit.MatcherSetsRaw) })
-		case "exempt":
-			err = limit.unmarshalExempt(inner.Dispenser)
-		case "status":
-			err = inner.once(func() error { return inner.number(&limit.Status, 400, 599) })
-		case "observe":
-			err = inner.once(func() error { return inner.flag(&limit.Observe) })
-		default:
-			err = inner.unrecognized()
-		}
-		if err != nil {
-			return nil, place(inner.Dispenser, err)
-		}
-	}
-	if err := limit.validate(); err != nil {
-		return nil, place(&opening, fmt.Errorf("limit %s: %w", limit.Name, err))
-	}
-	return limit, nil
-}
-
-// unmarshalExempt takes ranges, private_ranges among them, or one module of the
-// http.ip_sources namespace with its arguments.
-func (l *Limit) unmarshalExempt(d *caddyfile.Dispenser) error {
-	probe := *d
-	if !probe.NextArg() {
-		return placef(d, "exempt: no range is given")
-	}
-	if _, err := caddy.GetModule("http.ip_sources." + probe.Val()); err == nil {
-		source, err := unmarshalIPSource(d)
-		l.ExemptRaw = append(l.ExemptRaw, source)
-		return err
-	}
-	static := new(caddyhttp.StaticIPRange)
-	for _, text := range d.RemainingArgs() {
-		if text == "private_ranges" {
-			static.Ranges = append(static.Ranges, caddyhttp.PrivateRangesCIDR()...)
-		} else {
-			static.Ranges = append(static.Ranges, text)
-		}
-	}
-	l.ExemptRaw = append(l.ExemptRaw, ipSourceJSON(static))
-	return validateRanges("exempt", static.Ranges)
-}
-
-// unmarshalCeiling parses a ceiling. Syntax:
-//
-//	ceiling <name> <rate> {
-//		match  <matcher> | match { <matchers> }
-//		status <code>
-//		observe
-//	}
-func unmarshalCeiling(b *block, h *httpcaddyfile.Helper) (*Ceiling, error) {
-	ceiling := new(Ceiling)
-	opening := *b.Dispenser
-	if err := b.nameAndRate(&ceiling.Name, &ceiling.Rate); err != nil {
-		return nil, err
-	}
-	inner := block{Dispenser: b.Dispenser}
-	for inner.next() {
-		var err error
-		switch inner.Val() {
-		case "match":
-			err = inner.once(func() error { return inner.matcher(h, &ceiling.MatcherSetsRaw) })
-		case "status":
-			err = inner.once(func() error { return inner.number(&ceiling.Status, 400, 599) })
-		case "observe":
-			err = inner.once(func() error { return inner.flag(&ceiling.Observe) })
-		default:
-			err = inner.unrecognized()
-		}
-		if err != nil {
-			return nil, place(inner.Dispenser, err)
-		}
-	}
-	if err := ceiling.validate(); err != nil {
-		return nil, place(&opening, fmt.Errorf("ceiling %s: %w", ceiling.Name, err))
-	}
-	return ceiling, nil
 }
 
 // parseProbe parses the probe's directive. Syntax:

@@ -37,8 +37,9 @@ type Ceiling struct {
 	rate     rate
 	match    string // MatcherSetsRaw as text: loading modules clears it
 	defined  string // what makes two ceilings of one name the same budget
-	exceeded error  // what error routes get
+	refusal  refusal
 	matchers caddyhttp.MatcherSets
+	app      *App
 	state    *ceilingState
 }
 
@@ -55,11 +56,12 @@ func (c *Ceiling) validate() error {
 	}
 	c.match = rawMatch(c.MatcherSetsRaw)
 	c.defined = c.definition()
-	c.exceeded = &exceededError{"ceiling", c.Name}
+	c.refusal = refusal{&exceededError{"ceiling", c.Name}, statusBody(c.status()), reducedCapacity(c.status())}
 	return nil
 }
 
-func (c *Ceiling) provision(ctx caddy.Context) (err error) {
+func (c *Ceiling) provision(ctx caddy.Context, app *App) (err error) {
+	c.app = app
 	if err = c.validate(); err != nil {
 		return fmt.Errorf("ceiling %s: %w", c.Name, err)
 	}
@@ -71,10 +73,11 @@ func (c *Ceiling) provision(ctx caddy.Context) (err error) {
 
 // definition writes the ceiling with all defaults filled in.
 func (c *Ceiling) definition() string {
-	normal := *c
-	normal.Rate = c.rate.String()
-	normal.Status = c.status()
-	text, _ := json.Marshal(normal)
+	text, _ := json.Marshal(struct {
+		*Ceiling
+		Rate   string `json:"rate"`
+		Status int    `json:"status"`
+	}{c, c.rate.String(), c.status()})
 	return "ceiling " + string(text)
 }
 
@@ -85,6 +88,28 @@ func (c *Ceiling) status() int {
 	return c.Status
 }
 
+// Ceiling is a budget.
+func (c *Ceiling) name() string        { return c.Name }
+func (c *Ceiling) counters() *counters { return &c.state.counters }
+func (c *Ceiling) observed() bool      { return c.Observe }
+
+func (c *Ceiling) peek(_ uint64, _, now int64) (time.Duration, bool) {
+	c.adopt(now)
+	return c.state.window.peek(now)
+}
+
+// take admits the request. mark is the slot that giveBack wants.
+func (c *Ceiling) take(_ uint64, _, now int64) (mark int64, wait time.Duration, ok bool) {
+	c.adopt(now)
+	return c.state.window.take(now)
+}
+
+func (c *Ceiling) giveBack(_ uint64, _, mark, _ int64) { c.state.window.giveBack(mark) }
+
+func (c *Ceiling) deny(_ uint64, wait time.Duration, _ int64) denial {
+	return denial{name: c.Name, status: c.status(), wait: wait, refusal: c.refusal}
+}
+
 // ceilingSlots is into how many slots a window is cut. A window of time touches
 // at most one slot more than that, so slots that together admit no more than
 // the count hold the promise for every window; one slot in ceilingSlots+1 is
@@ -92,10 +117,10 @@ func (c *Ceiling) status() int {
 const ceilingSlots = 64
 
 // slidingCount counts admissions in any window of time, strictly and in
-// constant memory. The zero value must be given a rate with reset before use.
-// It is safe for concurrent use.
+// constant memory. Make it with newSlidingCount. It is safe for concurrent use.
 type slidingCount struct {
 	mu        sync.Mutex
+	rate      rate
 	count     int64                   // admissions allowed in any window
 	slotWidth int64                   // nanoseconds
 	slots     [ceilingSlots + 1]int64 // admissions by slot, indexed by slot number modulo the length
@@ -103,9 +128,27 @@ type slidingCount struct {
 	used      int64                   // sum of slots
 }
 
-func (s *slidingCount) reset(r rate) {
-	s.count = r.count
-	s.slotWidth = (int64(r.window) + ceilingSlots - 1) / ceilingSlots
+func newSlidingCount(r rate) *slidingCount {
+	return &slidingCount{rate: r, count: r.count, slotWidth: slotWidth(r)}
+}
+
+func slotWidth(r rate) int64 { return (int64(r.window) + ceilingSlots - 1) / ceilingSlots }
+
+// adopt goes on with other numbers. What was used stays used, as if it had been
+// used just now: the promise holds for the new window from the first moment.
+func (s *slidingCount) adopt(r rate, now int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rate == r {
+		return
+	}
+	s.advance(now)
+	used := s.used
+	s.rate, s.count, s.slotWidth = r, r.count, slotWidth(r)
+	s.slots = [ceilingSlots + 1]int64{}
+	s.current = now / s.slotWidth
+	s.slots[s.current%int64(len(s.slots))] = used
+	s.used = used
 }
 
 // advance drops the slots that have left the window. The clock never goes back,
@@ -158,8 +201,8 @@ func (s *slidingCount) take(now int64) (slot int64, wait time.Duration, ok bool)
 func (s *slidingCount) giveBack(slot int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.current-slot <= ceilingSlots {
-		s.slots[slot%int64(len(s.slots))]--
+	if n := slot % int64(len(s.slots)); s.current-slot <= ceilingSlots && s.slots[n] > 0 {
+		s.slots[n]--
 		s.used--
 	}
 }

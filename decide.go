@@ -3,168 +3,215 @@ package edgelimit
 import (
 	"net/http"
 	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
+
+// budget is what a request can count against: a limit, an in_flight or a
+// ceiling. All are asked by key, except that a ceiling never looks at it.
+type budget interface {
+	name() string
+	counters() *counters
+	observed() bool
+
+	// peek says whether a request would pass now, and how long it would have to
+	// wait if not: 0 where nobody knows, or where waiting does not help.
+	peek(key uint64, increment, now int64) (wait time.Duration, ok bool)
+
+	// take charges a request. mark is what giveBack needs to undo it.
+	take(key uint64, increment, now int64) (mark int64, wait time.Duration, ok bool)
+	giveBack(key uint64, increment, mark, now int64)
+
+	// deny is called for each denial and describes it.
+	deny(key uint64, wait time.Duration, now int64) denial
+}
 
 // denial says what denied a request, and for how long. The zero value denies
 // nothing.
 type denial struct {
 	name   string
 	status int
-	wait   time.Duration // 0: waiting does not help
-	err    error         // what error routes get, made once at load
+	wait   time.Duration // 0: nobody knows, or waiting does not help
+	quota  *quota        // of a limit, where responses tell it
+	refusal
 }
 
-// charge is one budget that a request counts against. A limit has a key; a
-// ceiling has none.
+// refusal is what a denial answers with, made once at load.
+type refusal struct {
+	err     error  // what error routes get
+	text    []byte // what clients get where there are none
+	problem []byte // the same for clients that accept JSON
+}
+
+// charge is one budget that a request counts against, and how.
 type charge struct {
-	limit   *Limit
-	ceiling *Ceiling
-	key     uint64
-	slot    int64
-	skip    bool // observed, and would deny: not charged
+	budget    budget
+	key       uint64
+	increment int64 // of a limit
+	mark      int64
+	skip      bool // observed, and would deny: not charged
 }
 
-// decide judges the request against all that applies to it: limits first,
-// ceilings last. It is all or nothing: a request that anything denies consumes
-// nothing anywhere. Each name is charged once a request, however often handlers
-// run.
-func (h *Handler) decide(r *http.Request, state *requestState, now int64) (denial, error) {
-	if len(h.limits) == 0 && len(h.ceilings) == 0 && h.unresolved == unresolvedShare {
-		return denial{}, nil
+// decide judges the request against all that applies to it: limits first, then
+// what is in flight, ceilings last. It is all or nothing: a request that
+// anything denies consumes nothing anywhere. Each name is charged once a
+// request, however often handlers run. What was charged is appended to charges.
+func (h *Handler) decide(r *http.Request, state *requestState, charges []charge, now int64) ([]charge, denial, error) {
+	if !h.limits() && h.unresolved == unresolvedShare {
+		return nil, denial{}, nil
 	}
 	if selected, err := h.matchers.AnyMatchWithError(r); err != nil || !selected {
-		return denial{}, err
+		return nil, denial{}, err
 	}
 	if !state.resolved() && h.unresolved == unresolvedDeny && !h.observe {
-		return denial{name: unresolvedName, status: http.StatusForbidden, err: errUnresolved}, nil
+		return nil, denialOfUnresolved, nil
 	}
 
-	var space [8]charge
-	charges, err := h.applicable(r, state, space[:0])
+	charges, err := h.applicable(r, state, charges)
 	if err != nil || len(charges) == 0 {
-		return denial{}, err
+		return nil, denial{}, err
 	}
 	for i := range charges {
-		state.judge(charges[i].counters())
+		state.judge(charges[i].budget.counters())
 	}
 	// Ask all before charging any. With a single one, charging asks.
 	if len(charges) > 1 {
 		for i := range charges {
-			if wait, ok := charges[i].peek(now); !ok {
-				if !h.observes(&charges[i]) {
-					return charges[i].deny(wait), nil
+			c := &charges[i]
+			if wait, ok := c.budget.peek(c.key, c.increment, now); !ok {
+				if !h.observes(c.budget) {
+					return nil, h.refuse(c, wait, now), nil
 				}
-				charges[i].skip = true
+				c.skip = true
+				c.wouldDeny(wait, now)
 			}
 		}
 	}
 	for i := range charges {
 		c := &charges[i]
 		if c.skip {
-			c.counters().add(outcomeWouldDeny)
 			continue
 		}
-		if wait, ok := c.take(now); !ok {
-			// Another request was faster between asking and charging.
-			if !h.observes(c) {
-				h.giveBack(charges[:i], now)
-				return c.deny(wait), nil
-			}
-			c.skip = true
-			c.counters().add(outcomeWouldDeny)
+		var wait time.Duration
+		var ok bool
+		if c.mark, wait, ok = c.budget.take(c.key, c.increment, now); ok {
+			continue
 		}
+		// Alone, or another request was faster between asking and charging.
+		if !h.observes(c.budget) {
+			for _, earlier := range charges[:i] {
+				earlier.giveBack(now)
+			}
+			return nil, h.refuse(c, wait, now), nil
+		}
+		c.skip = true
+		c.wouldDeny(wait, now)
 	}
 	for i := range charges {
 		if !charges[i].skip {
-			charges[i].counters().add(outcomeAllowed)
+			charges[i].budget.counters().add(outcomeAllowed)
 		}
 	}
-	return denial{}, nil
+	return charges, denial{}, nil
 }
+
+func (h *Handler) limits() bool { return len(h.keyed)+len(h.inFlight)+len(h.ceilings) > 0 }
 
 // applicable lists what the request counts against, with its keys.
 func (h *Handler) applicable(r *http.Request, state *requestState, charges []charge) ([]charge, error) {
-	for _, limit := range h.limits {
-		if state.judged(&limit.state.counters) {
-			continue
-		}
-		if matches, err := limit.matchers.AnyMatchWithError(r); err != nil {
+	for _, limit := range h.keyed {
+		if ok, err := applies(r, state, limit, limit.matchers); err != nil {
 			return nil, err
-		} else if !matches {
+		} else if !ok {
 			continue
 		}
-		if limit.exempts(r, &state.resolution) || !state.resolved() && h.unresolved == unresolvedExempt {
-			state.judge(&limit.state.counters)
-			limit.state.add(outcomeExempt)
+		if limit.exempts(r, &state.resolution) || h.exemptsUnresolved(state) {
+			state.exempt(limit)
 			continue
 		}
-		key, empty := limit.template.hash(&state.resolution, state.repl)
-		if empty != "" {
-			h.warnEmptyKey(limit, empty)
+		charges = append(charges, charge{budget: limit, key: h.key(state, limit.Name, &limit.template), increment: h.increment(state, limit)})
+	}
+	for _, inFlight := range h.inFlight {
+		if ok, err := applies(r, state, inFlight, inFlight.matchers); err != nil {
+			return nil, err
+		} else if !ok {
+			continue
 		}
-		charges = append(charges, charge{limit: limit, key: key})
+		c := charge{budget: inFlight}
+		if inFlight.keyed() {
+			if h.exemptsUnresolved(state) {
+				state.exempt(inFlight)
+				continue
+			}
+			c.key = h.key(state, inFlight.Name, &inFlight.template)
+		}
+		charges = append(charges, c)
 	}
 	for _, ceiling := range h.ceilings {
-		if state.judged(&ceiling.state.counters) {
-			continue
-		}
-		matches, err := ceiling.matchers.AnyMatchWithError(r)
-		if err != nil {
+		if ok, err := applies(r, state, ceiling, ceiling.matchers); err != nil {
 			return nil, err
-		}
-		if matches {
-			charges = append(charges, charge{ceiling: ceiling})
+		} else if ok {
+			charges = append(charges, charge{budget: ceiling})
 		}
 	}
 	return charges, nil
 }
 
-// observes says whether a charge is only counted.
-func (h *Handler) observes(c *charge) bool {
-	if c.limit != nil {
-		return h.observe || c.limit.Observe
+// applies says whether a budget concerns the request and was not judged before.
+func applies(r *http.Request, state *requestState, b budget, matchers caddyhttp.MatcherSets) (bool, error) {
+	if state.judged(b.counters()) {
+		return false, nil
 	}
-	return h.observe || c.ceiling.Observe
+	return matchers.AnyMatchWithError(r)
 }
 
-func (h *Handler) giveBack(charges []charge, now int64) {
-	for i := range charges {
-		if c := &charges[i]; c.skip {
-			continue
-		} else if c.limit != nil {
-			c.limit.gcra.giveBack(c.limit.state.buckets, c.key, now)
-		} else {
-			c.ceiling.state.window.giveBack(c.slot)
-		}
+func (h *Handler) key(state *requestState, name string, template *keyTemplate) uint64 {
+	key, empty := template.hash(&state.resolution, state.repl)
+	if empty != "" {
+		h.warnEmptyKey(name, empty)
+	}
+	return key
+}
+
+func (h *Handler) increment(state *requestState, limit *Limit) int64 {
+	n, ok := limit.cost.of(state.repl)
+	if !ok {
+		h.warnCost(limit)
+	}
+	return limit.gcra.increment(n)
+}
+
+func (h *Handler) exemptsUnresolved(state *requestState) bool {
+	return !state.resolved() && h.unresolved == unresolvedExempt
+}
+
+// observes says whether a budget is only counted.
+func (h *Handler) observes(b budget) bool { return h.observe || b.observed() }
+
+func (s *requestState) exempt(b budget) {
+	s.judge(b.counters())
+	b.counters().add(outcomeExempt)
+}
+
+func (c *charge) giveBack(now int64) {
+	if !c.skip {
+		c.budget.giveBack(c.key, c.increment, c.mark, now)
 	}
 }
 
-func (c *charge) counters() *counters {
-	if c.limit != nil {
-		return &c.limit.state.counters
+// refuse counts and describes a denial.
+func (h *Handler) refuse(c *charge, wait time.Duration, now int64) denial {
+	c.budget.counters().add(outcomeDenied)
+	d := c.budget.deny(c.key, wait, now)
+	if limit, ok := c.budget.(*Limit); ok && h.headers != headersOff {
+		d.quota = limit.quota(h.headers, c.key, now)
 	}
-	return &c.ceiling.state.counters
+	return d
 }
 
-func (c *charge) peek(now int64) (time.Duration, bool) {
-	if c.limit != nil {
-		return c.limit.gcra.peek(c.limit.state.buckets, c.key, now)
-	}
-	return c.ceiling.state.window.peek(now)
-}
-
-func (c *charge) take(now int64) (wait time.Duration, ok bool) {
-	if c.limit != nil {
-		return c.limit.gcra.take(c.limit.state.buckets, c.key, now)
-	}
-	c.slot, wait, ok = c.ceiling.state.window.take(now)
-	return wait, ok
-}
-
-func (c *charge) deny(wait time.Duration) denial {
-	c.counters().add(outcomeDenied)
-	if c.limit != nil {
-		return denial{c.limit.Name, c.limit.status(), wait, c.limit.exceeded}
-	}
-	return denial{c.ceiling.Name, c.ceiling.status(), wait, c.ceiling.exceeded}
+// wouldDeny counts what a denial would have been, and lets it have its effects
+// on the budget's own state, so that a trial run counts what a real one would.
+func (c *charge) wouldDeny(wait time.Duration, now int64) {
+	c.budget.counters().add(outcomeWouldDeny)
+	c.budget.deny(c.key, wait, now)
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/dchest/siphash"
 
@@ -26,7 +27,7 @@ type keyTemplate struct {
 	parts    []keyPart
 	ipv4Bits int
 	ipv6Bits int
-	secret   keySecret
+	secret   atomic.Pointer[keySecret]
 }
 
 // keyPart is the word client, or text and placeholders.
@@ -98,6 +99,15 @@ func parsePieces(raw string) ([]piece, error) {
 	return pieces, nil
 }
 
+// rawParts are the parts as they were written, the default among them.
+func rawParts(parts []keyPart) []string {
+	var raw []string
+	for _, part := range parts {
+		raw = append(raw, part.raw)
+	}
+	return raw
+}
+
 // isClientPlaceholder says whether a placeholder is the client under another
 // name, with no prefix cut and no state for the unresolved.
 func isClientPlaceholder(name string) bool {
@@ -151,9 +161,9 @@ func (t *keyTemplate) hash(res *resolution, repl *caddy.Replacer) (key uint64, e
 			m.append(tagEmpty, [16]byte{})
 			continue
 		}
-		m.append(tagValue, t.secret.digest(value))
+		m.append(tagValue, t.secret.Load().digest(value))
 	}
-	return t.secret.hash(m.bytes[:m.n]), empty
+	return t.secret.Load().hash(m.bytes[:m.n]) &^ 1, empty // odd ones are bans
 }
 
 // evaluate expands the part. missing names a placeholder without a value.
@@ -211,20 +221,20 @@ type keySecret struct{ k0, k1, k2, k3 uint64 }
 
 // newKeySecret derives a limit's secret from the pepper, so that one client's
 // keys in two limits cannot be told to be the same client's.
-func newKeySecret(pepper []byte, limit string) keySecret {
+func newKeySecret(pepper []byte, limit string) *keySecret {
 	mac := hmac.New(sha256.New, pepper)
 	mac.Write([]byte("edge_limit key " + limit))
 	sum := mac.Sum(nil)
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(sum[8*i:]) }
-	return keySecret{word(0), word(1), word(2), word(3)}
+	return &keySecret{word(0), word(1), word(2), word(3)}
 }
 
-func (s keySecret) hash(material []byte) uint64 {
+func (s *keySecret) hash(material []byte) uint64 {
 	return siphash.Hash(s.k0, s.k1, material)
 }
 
 // digest stands for a text of any length in 128 bits.
-func (s keySecret) digest(text string) (field [16]byte) {
+func (s *keySecret) digest(text string) (field [16]byte) {
 	lo, hi := siphash.Hash128(s.k2, s.k3, []byte(text))
 	binary.LittleEndian.PutUint64(field[:8], lo)
 	binary.LittleEndian.PutUint64(field[8:], hi)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"strconv"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -51,6 +53,25 @@ type Limit struct {
 	// `http.ip_sources` namespace. Default: none.
 	ExemptRaw []json.RawMessage `json:"exempt,omitempty" caddy:"namespace=http.ip_sources inline_key=source"`
 
+	// Charge only for these responses, so that who does it right is never
+	// limited: a login that counts 401. The request is charged when it comes in
+	// and given back when the final status is another, so that not one failing
+	// attempt more than the budget gets through, however many come at once.
+	// Default: every request is charged.
+	OnStatus *OnStatus `json:"on_status,omitempty"`
+
+	// Once denied by this limit, denied by it for so long. Default: no ban.
+	Ban caddy.Duration `json:"ban,omitempty"`
+
+	// Count the ban from the last attempt, not from the first denial. Default:
+	// false.
+	Extend bool `json:"extend,omitempty"`
+
+	// How many requests' worth this one takes from the budget: a positive number,
+	// or a placeholder. A value that is no positive number counts as 1; one above
+	// the burst can never pass. Default: 1.
+	Cost string `json:"cost,omitempty"`
+
 	// The status of a denial. Default: 429.
 	Status int `json:"status,omitempty"`
 
@@ -63,11 +84,27 @@ type Limit struct {
 	match    string // MatcherSetsRaw as text: loading modules clears it
 	exempted bool   // ExemptRaw is not empty
 	defined  string // what makes two limits of one name the same budget
-	exceeded error  // what error routes get
+	refusal  refusal
 	template keyTemplate
+	cost     cost
+	numbers  limitNumbers
 	matchers caddyhttp.MatcherSets
 	exempt   []caddyhttp.IPRangeSource
+	app      *App
 	state    *limitState
+}
+
+// OnStatus says which responses a limit charges for.
+type OnStatus struct {
+	// Charge with the response instead of before it, for pages that load many
+	// things at once: the budget may be overshot by what is in flight. Default:
+	// false.
+	Late bool `json:"late,omitempty"`
+
+	// Status codes, or classes such as `5xx`.
+	Codes []string `json:"codes,omitempty"`
+
+	charged [600]bool
 }
 
 // validate checks and parses what can be judged without the rest of the
@@ -92,12 +129,24 @@ func (l *Limit) validate() error {
 	if err := validatePrefixes(l.IPv4Prefix, l.IPv6Prefix); err != nil {
 		return err
 	}
+	if err := l.OnStatus.validate(); err != nil {
+		return err
+	}
+	if l.Ban < 0 || time.Duration(l.Ban) > maxWindow {
+		return errors.New("ban must be a duration of at most 3650d")
+	}
+	if l.Extend && l.Ban == 0 {
+		return errors.New("extend says how a ban is counted: write ban <duration> extend")
+	}
+	if l.cost, err = parseCost(l.Cost, l.burst()); err != nil {
+		return err
+	}
 	if err := validateStatus(l.Status); err != nil {
 		return err
 	}
 	l.match, l.exempted = rawMatch(l.MatcherSetsRaw), len(l.ExemptRaw) > 0
 	l.defined = l.definition()
-	l.exceeded = &exceededError{"limit", l.Name}
+	l.refusal = refusal{&exceededError{"limit", l.Name}, statusBody(l.status()), quotaExceeded(l.Name, l.status())}
 	return nil
 }
 
@@ -105,12 +154,12 @@ func (l *Limit) provision(ctx caddy.Context, app *App) (err error) {
 	if err = l.validate(); err != nil {
 		return fmt.Errorf("limit %s: %w", l.Name, err)
 	}
-	l.template = keyTemplate{
-		parts:    l.key,
-		ipv4Bits: firstSet(l.IPv4Prefix, app.IPv4Prefix, defaultIPv4Prefix),
-		ipv6Bits: firstSet(l.IPv6Prefix, app.IPv6Prefix, defaultIPv6Prefix),
-		secret:   newKeySecret(app.pepper, l.Name),
-	}
+	l.app = app
+	l.numbers = limitNumbers{l.gcra, app.MaxKeys}
+	l.template.parts = l.key
+	l.template.ipv4Bits = firstSet(l.IPv4Prefix, app.IPv4Prefix, defaultIPv4Prefix)
+	l.template.ipv6Bits = firstSet(l.IPv6Prefix, app.IPv6Prefix, defaultIPv6Prefix)
+	l.template.secret.Store(newKeySecret(app.pepper, l.Name))
 	if l.matchers, err = loadMatchers(ctx, l); err != nil {
 		return fmt.Errorf("limit %s: %w", l.Name, err)
 	}
@@ -124,14 +173,13 @@ func (l *Limit) provision(ctx caddy.Context, app *App) (err error) {
 
 // definition writes the limit with all defaults filled in.
 func (l *Limit) definition() string {
-	normal := *l
-	normal.Rate = l.rate.String()
-	normal.Burst = l.burst()
-	normal.Status = l.status()
-	if len(normal.Key) == 0 {
-		normal.Key = []string{keyClient}
-	}
-	text, _ := json.Marshal(normal)
+	text, _ := json.Marshal(struct {
+		*Limit
+		Rate   string   `json:"rate"`
+		Burst  int64    `json:"burst"`
+		Status int      `json:"status"`
+		Key    []string `json:"key"`
+	}{l, l.rate.String(), l.burst(), l.status(), rawParts(l.key)})
 	return "limit " + string(text)
 }
 
@@ -153,6 +201,98 @@ func (l *Limit) status() int {
 // is nobody's exception.
 func (l *Limit) exempts(r *http.Request, res *resolution) bool {
 	return res.resolved() && len(l.exempt) > 0 && anyContains(l.exempt, r, res.client)
+}
+
+// Limit is a budget.
+func (l *Limit) name() string        { return l.Name }
+func (l *Limit) counters() *counters { return &l.state.counters }
+func (l *Limit) observed() bool      { return l.Observe }
+
+func (l *Limit) peek(key uint64, increment, now int64) (time.Duration, bool) {
+	l.adopt(now)
+	wait, ok := l.gcra.peek(l.state.buckets, key, increment, now)
+	if ban := l.banned(key, now); ban > 0 {
+		return max(wait, ban), false
+	}
+	return wait, ok
+}
+
+// take charges the request, or says how long it must wait. mark is the TAT that
+// giveBack wants.
+func (l *Limit) take(key uint64, increment, now int64) (mark int64, wait time.Duration, ok bool) {
+	l.adopt(now)
+	if l.late() || l.banned(key, now) > 0 {
+		wait, ok = l.peek(key, increment, now)
+		return 0, wait, ok
+	}
+	return l.gcra.take(l.state.buckets, key, increment, now)
+}
+
+func (l *Limit) giveBack(key uint64, increment, mark, now int64) {
+	if !l.late() {
+		l.gcra.giveBack(l.state.buckets, key, increment, mark, now)
+	}
+}
+
+// deny starts or extends the ban, if there is one, and describes the denial.
+func (l *Limit) deny(key uint64, wait time.Duration, now int64) denial {
+	if l.Ban > 0 {
+		until := now + int64(l.Ban)
+		if l.Extend || l.banned(key, now) == 0 {
+			l.state.buckets.Set(banKey(key), now, until)
+		}
+		wait = max(wait, l.banned(key, now))
+	}
+	return denial{name: l.Name, status: l.status(), wait: wait, refusal: l.refusal}
+}
+
+// banned is how long the key's ban still lasts.
+func (l *Limit) banned(key uint64, now int64) time.Duration {
+	if l.Ban == 0 {
+		return 0
+	}
+	return time.Duration(max(0, l.state.buckets.Peek(banKey(key), now)-now))
+}
+
+func (l *Limit) late() bool { return l.OnStatus != nil && l.OnStatus.Late }
+
+// settle ends the charge of a limit that looks at the response's final status:
+// a right attempt gets back what it was charged, a wrong one is charged late.
+func (l *Limit) settle(c charge, status int, cancelled bool, now int64) {
+	charged := status < len(l.OnStatus.charged) && l.OnStatus.charged[status]
+	switch {
+	case l.OnStatus.Late && charged:
+		l.gcra.take(l.state.buckets, c.key, c.increment, now)
+	case !l.OnStatus.Late && !charged && !cancelled && status != statusClientClosed && status != http.StatusSwitchingProtocols:
+		l.giveBack(c.key, c.increment, c.mark, now)
+	}
+}
+
+// statusClientClosed is what Caddy calls a request whose client hung up.
+const statusClientClosed = 499
+
+func (o *OnStatus) validate() error {
+	if o == nil {
+		return nil
+	}
+	if len(o.Codes) == 0 {
+		return errors.New("on_status: name the status codes to charge for, for example 401 403 5xx")
+	}
+	for _, code := range o.Codes {
+		if len(code) == 3 && code[1:] == "xx" && code[0] >= '2' && code[0] <= '5' {
+			first := int(code[0]-'0') * 100
+			for status := first; status < first+100; status++ {
+				o.charged[status] = true
+			}
+			continue
+		}
+		status, err := strconv.Atoi(code)
+		if err != nil || status < 200 || status > 599 {
+			return fmt.Errorf("on_status %q: must be a status from 200 to 599, or a class from 2xx to 5xx", code)
+		}
+		o.charged[status] = true
+	}
+	return nil
 }
 
 var namePattern = regexp.MustCompile(`^[a-z0-9_]+$`)

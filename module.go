@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -57,12 +58,17 @@ type Handler struct {
 	// Budgets that nothing in a request can influence.
 	Ceilings []*Ceiling `json:"ceilings,omitempty"`
 
+	// Bounds of requests at the same time.
+	InFlight []*InFlight `json:"in_flight,omitempty"`
+
 	matchers   caddyhttp.MatcherSets
-	limits     []*Limit
+	keyed      []*Limit
+	inFlight   []*InFlight
 	ceilings   []*Ceiling
 	client     *Client
 	unresolved string
 	observe    bool
+	headers    string // how responses tell of limits
 	forwarder  forwarder
 	ipv4Bits   int
 	ipv6Bits   int
@@ -84,7 +90,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.now = clock
 	h.site = siteOf(h)
-	loaded, err := ctx.App("edge_limit")
+	loaded, err := ctx.App(appName)
 	if err != nil {
 		return fmt.Errorf("loading the edge_limit app: %w", err)
 	}
@@ -96,40 +102,41 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.Options.provision(ctx); err != nil {
 		return err
 	}
-	if err := h.provisionLimits(ctx, app); err != nil {
+	if err := h.provisionBudgets(ctx, app); err != nil {
 		return err
 	}
-	if err := checkProvenance(h.limits, h.ceilings); err != nil {
+	if err := checkProvenance(h.keyed, h.inFlight, h.ceilings); err != nil {
 		return err
 	}
 	if h.matchers, err = loadMatchers(ctx, h); err != nil {
 		return err
 	}
-	return h.settle(ctx, app)
+	return h.settleOptions(ctx, app)
 }
 
-// provisionLimits collects the handler's own limits and those used by name.
-func (h *Handler) provisionLimits(ctx caddy.Context, app *App) error {
+// provisionBudgets collects the handler's own budgets and those used by name.
+func (h *Handler) provisionBudgets(ctx caddy.Context, app *App) error {
+	var budgets []budget
 	for _, name := range h.Use {
-		if limit, ok := app.limits[name]; ok {
-			h.limits = append(h.limits, limit)
-		} else if ceiling, ok := app.ceilings[name]; ok {
-			h.ceilings = append(h.ceilings, ceiling)
-		} else {
+		b, ok := app.budgets[name]
+		if !ok {
 			return unknownNameError(name)
 		}
+		budgets = append(budgets, b)
 	}
-	for _, limit := range h.Limits {
-		if err := app.defineLimit(ctx, limit); err != nil {
-			return err
-		}
-		h.limits = append(h.limits, limit)
+	own, err := app.define(ctx, h.Limits, h.InFlight, h.Ceilings)
+	if err != nil {
+		return err
 	}
-	for _, ceiling := range h.Ceilings {
-		if err := app.defineCeiling(ctx, ceiling); err != nil {
-			return err
+	for _, b := range append(budgets, own...) {
+		switch b := b.(type) {
+		case *Limit:
+			h.keyed = append(h.keyed, b)
+		case *InFlight:
+			h.inFlight = append(h.inFlight, b)
+		case *Ceiling:
+			h.ceilings = append(h.ceilings, b)
 		}
-		h.ceilings = append(h.ceilings, ceiling)
 	}
 	return nil
 }
@@ -143,11 +150,11 @@ func siteOf(h *Handler) string {
 }
 
 func unknownNameError(name string) error {
-	return fmt.Errorf("%s is not defined: define a limit or ceiling of that name in the global edge_limit block", name)
+	return fmt.Errorf("%s is not defined: define a limit, ceiling or in_flight of that name in the global edge_limit block", name)
 }
 
-// settle works out which options hold for this handler.
-func (h *Handler) settle(ctx caddy.Context, app *App) error {
+// settleOptions works out which options hold for this handler.
+func (h *Handler) settleOptions(ctx caddy.Context, app *App) error {
 	h.client = h.Client
 	if h.client == nil {
 		h.client = app.Client
@@ -160,6 +167,7 @@ func (h *Handler) settle(ctx caddy.Context, app *App) error {
 	}
 	h.unresolved = firstWord(h.Unresolved, app.Unresolved, unresolvedShare)
 	h.observe = h.Observe || app.Observe
+	h.headers = firstWord(h.RatelimitHeaders, app.RatelimitHeaders, headersOff)
 	forward, strip := h.Forward, h.Strip
 	if forward == nil {
 		forward = app.Forward
@@ -199,7 +207,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		}
 	})
 
-	denial, err := h.decide(r, state, h.now())
+	var space [4]charge
+	charges, denial, err := h.decide(r, state, space[:0], h.now())
 	if err != nil {
 		return err
 	}
@@ -208,7 +217,19 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 
 	h.forwarder.tell(r, state)
-	return next.ServeHTTP(w, r)
+	return h.serve(w, r, next, charges)
+}
+
+// serve calls next, and sees to what ends with the response.
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, charges []charge) error {
+	var quota *quota
+	if h.headers != headersOff {
+		quota = quotaOf(h.headers, charges, h.now())
+	}
+	if quota == nil && !needsSettling(charges) {
+		return next.ServeHTTP(w, r)
+	}
+	return h.serveSettled(w, r, next, slices.Clone(charges), quota)
 }
 
 // resolve finds the client once a request: whoever comes later gets the same

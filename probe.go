@@ -20,8 +20,9 @@ func init() {
 // `resolved` is null for an unresolved client. `trustedProxyHops` counts the
 // entries passed over, and the peer. `spoofIgnored` is true when the request
 // carried entries that the caller wrote and none was believed, null when it
-// carried none, and false when the answer rests on unverified hops. `advice`
-// says what to mend. It must stand behind an edge_limit handler.
+// carried none, and false when the answer rests on unverified hops. `healthy` is
+// true when the answer is an address that nobody but a trusted writer can have
+// chosen. `advice` says what to mend. It must stand behind an edge_limit handler.
 type Probe struct {
 	// Show the peer and each entry of the chain, which shows the topology.
 	// Default: false.
@@ -74,7 +75,7 @@ func (p *Probe) answer(state *requestState) probeAnswer {
 	answer := probeAnswer{
 		Source: state.source.String(), Reason: state.reason.String(),
 		TrustedProxyHops: state.passed, SpoofIgnored: state.spoofIgnored(),
-		Healthy: state.reason == reasonNone, Advice: state.config.advice(&state.resolution),
+		Healthy: state.reason == reasonNone && !state.unverified, Advice: state.config.advice(&state.resolution),
 	}
 	if state.peerTrusted || state.proven {
 		answer.TrustedProxyHops++

@@ -50,36 +50,49 @@ func writtenByOthers(placeholder string) bool {
 
 // checkProvenance refuses a limit that a caller can escape and that nothing
 // bounds. What bounds it is enforced by the same handler on the same requests: a
-// ceiling, or a limit keyed by the client alone. Being observed for a trial,
-// site-wide or globally, is not judged; being observed by its own word is.
-func checkProvenance(limits []*Limit, ceilings []*Ceiling) error {
-	for _, limit := range limits {
-		placeholder := callerWritten(limit.key)
-		if placeholder == "" || limit.KeyWriter != "" || bounded(limit, limits, ceilings) {
+// ceiling, or a limit keyed by the client alone that charges every request. Being
+// observed for a trial, site-wide or globally, is not judged; being observed by
+// its own word is.
+func checkProvenance(limits []*Limit, inFlight []*InFlight, ceilings []*Ceiling) error {
+	for _, l := range limits {
+		placeholder, where := callerWritten(l.key), "key"
+		if placeholder == "" {
+			placeholder, where = callerWritten(l.cost.parts), "cost"
+		}
+		if placeholder == "" || l.KeyWriter != "" || bounded(l.match, l, limits, ceilings) {
 			continue
 		}
-		return &provenanceError{limit: limit.Name, placeholder: placeholder}
+		return &provenanceError{l.Name, where, placeholder}
+	}
+	for _, f := range inFlight {
+		if placeholder := callerWritten(f.key); placeholder != "" && !bounded(f.match, nil, limits, ceilings) {
+			return &provenanceError{f.Name, "key", placeholder}
+		}
 	}
 	return nil
 }
 
 // provenanceError is kept apart so that the Caddyfile can name the line.
-type provenanceError struct{ limit, placeholder string }
+type provenanceError struct{ name, where, placeholder string }
 
 func (e *provenanceError) Error() string {
-	return fmt.Sprintf("limit %s: {%s} in its key is written by the caller, who escapes the limit by writing another value each time; "+
-		"add an enforced ceiling or a limit with key client, on the same match, to this edge_limit; "+
-		"or say key_writer server if your own server sets it, or key_writer caller if that is meant", e.limit, e.placeholder)
+	return fmt.Sprintf("%s: {%s} in its %s is written by the caller, who escapes it by writing another value each time; "+
+		"add an enforced ceiling, or a limit with key client, on the same match to this edge_limit; "+
+		"or, in a limit, say key_writer server if your own server sets it, or key_writer caller if that is meant",
+		e.name, e.placeholder, e.where)
 }
 
-func bounded(limit *Limit, limits []*Limit, ceilings []*Ceiling) bool {
+// bounded says whether something that no request can influence bounds what
+// match takes. A limit does not bound itself.
+func bounded(match string, itself *Limit, limits []*Limit, ceilings []*Ceiling) bool {
 	for _, c := range ceilings {
-		if !c.Observe && covers(c.match, limit.match) {
+		if !c.Observe && covers(c.match, match) {
 			return true
 		}
 	}
 	for _, l := range limits {
-		if byClientAlone(l.key) && !l.Observe && !l.exempted && covers(l.match, limit.match) {
+		if l != itself && byClientAlone(l.key) && len(l.cost.parts) == 0 &&
+			!l.Observe && !l.exempted && l.OnStatus == nil && covers(l.match, match) {
 			return true
 		}
 	}

@@ -12,12 +12,12 @@ import (
 )
 
 // Bounds of a rate. They keep every time that the arithmetic can reach within
-// an int64 of nanoseconds, and the emission interval long enough that rounding
-// it to a whole nanosecond changes the rate by less than a thousandth.
+// an int64 of nanoseconds, and the emission interval so long that rounding it to
+// whole nanoseconds changes the rate by no more than a hundredth.
 const (
 	maxWindow          = 10 * 365 * 24 * time.Hour
 	minWindow          = time.Millisecond
-	maxPerSecond       = 1_000_000
+	maxPerSecond       = 1_000_000_000
 	maxToleranceInTime = 100 * 365 * 24 * time.Hour
 )
 
@@ -46,6 +46,10 @@ func parseRate(s string) (rate, error) {
 	r := rate{count: count, window: window}
 	if float64(count)/window.Seconds() > maxPerSecond {
 		return rate{}, fmt.Errorf("rate %q is more than %d a second, which limits nothing", s, maxPerSecond)
+	}
+	if kept := float64(window) / float64(r.emissionInterval()); kept < 0.99*float64(count) {
+		return rate{}, fmt.Errorf("rate %q: at less than 100ns a request the clock's nanoseconds cannot keep it to within 1 %%: "+
+			"choose a count that divides the window's nanoseconds", s)
 	}
 	return r, nil
 }

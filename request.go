@@ -5,6 +5,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
@@ -75,12 +78,40 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 		}
 	}
 	vars[stateVar] = state
+	state.logTo(r)
 	vars[caddyhttp.ClientIPVarKey] = state.clientText
 	state.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if state.repl != nil {
 		state.repl.Map(state.placeholder)
 	}
 	return state
+}
+
+// logTo adds the request's resolution, and what denied it, to its access log
+// entry, if there will be one.
+func (s *requestState) logTo(r *http.Request) {
+	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	extra, _ := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	if server != nil && server.Logs != nil && extra != nil {
+		extra.Set(zap.Object("edge_limit", s))
+	}
+}
+
+// MarshalLogObject writes the fields of the access log. It runs when the entry
+// is written, after all handlers.
+func (s *requestState) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	enc.AddString("client", s.clientText)
+	enc.AddString("source", s.source.String())
+	if s.reason != reasonNone {
+		enc.AddString("reason", s.reason.String())
+	}
+	if s.denial.name != "" {
+		enc.AddString("exceeded", s.denial.name)
+		if s.denial.wait > 0 {
+			enc.AddInt64("retry_after", retryAfter(s.denial.wait))
+		}
+	}
+	return nil
 }
 
 // hostPart is the address in "address:0" or "[address]:0".

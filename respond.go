@@ -1,9 +1,11 @@
 package edgelimit
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -27,6 +29,9 @@ func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestSta
 	if d.wait > 0 {
 		w.Header()["Retry-After"] = []string{strconv.FormatInt(retryAfter(d.wait), 10)}
 	}
+	if d.quota != nil {
+		d.quota.write(w.Header())
+	}
 	if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
 		// The body stays unread. Without this, net/http would read on for a
 		// while before it answers. On HTTP/2 it would end the connection for all
@@ -37,13 +42,64 @@ func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestSta
 		// caddyhttp.Error would add a random id and a look-up of the stack.
 		return caddyhttp.HandlerError{StatusCode: d.status, Err: d.err}
 	}
-	w.Header()["Content-Type"] = plainText
+	body, contentType := d.text, plainText
+	if d.problem != nil && acceptsJSON(r) {
+		body, contentType = d.problem, problemJSON
+	}
+	w.Header()["Content-Type"] = contentType
 	w.WriteHeader(d.status)
-	_, err := w.Write([]byte(http.StatusText(d.status) + "\n"))
+	_, err := w.Write(body)
 	return err
 }
 
-var plainText = []string{"text/plain; charset=utf-8"}
+var (
+	plainText   = []string{"text/plain; charset=utf-8"}
+	problemJSON = []string{"application/problem+json"}
+)
+
+func statusBody(status int) []byte { return []byte(http.StatusText(status) + "\n") }
+
+// acceptsJSON says whether the client asks for JSON in any form, and so can read
+// problem details. Browsers do not ask for it.
+func acceptsJSON(r *http.Request) bool {
+	for _, accept := range r.Header["Accept"] {
+		if strings.Contains(accept, "json") {
+			return true
+		}
+	}
+	return false
+}
+
+// problem is a problem detail (RFC 9457) of one of the types that
+// draft-ietf-httpapi-ratelimit-headers registers.
+type problem struct {
+	Type             string   `json:"type"`
+	Title            string   `json:"title"`
+	Status           int      `json:"status"`
+	ViolatedPolicies []string `json:"violated-policies,omitempty"`
+}
+
+const problemTypes = "https://iana.org/assignments/http-problem-types#"
+
+// quotaExceeded tells which limit the client has used up.
+func quotaExceeded(name string, status int) []byte {
+	return problemBody(problem{problemTypes + "quota-exceeded", "Request cannot be satisfied as assigned quota has been exceeded", status, []string{name}})
+}
+
+// reducedCapacity tells of a budget that is everybody's, without its name.
+func reducedCapacity(status int) []byte {
+	return problemBody(problem{problemTypes + "temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints", status, nil})
+}
+
+func problemBody(p problem) []byte {
+	body, _ := json.Marshal(p)
+	return append(body, '\n')
+}
+
+var denialOfUnresolved = denial{
+	name: unresolvedName, status: http.StatusForbidden,
+	refusal: refusal{err: errUnresolved, text: statusBody(http.StatusForbidden)},
+}
 
 // retryAfter is the wait in whole seconds, rounded up, so that a client which
 // waits so long passes.

@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -16,6 +17,12 @@ var states = caddy.NewUsagePool()
 // stateKey is what a budget is known by across configurations.
 type stateKey struct{ kind, name string }
 
+const (
+	kindLimit    = "limit"
+	kindCeiling  = "ceiling"
+	kindInFlight = "in_flight"
+)
+
 // outcome is what became of a request under one name.
 type outcome uint8
 
@@ -29,8 +36,7 @@ const (
 
 var outcomeNames = [outcomes]string{"allowed", "denied", "would_deny", "exempt"}
 
-// counters count the outcomes under one name since the process started to know
-// it.
+// counters count the outcomes under one name since the process knows it.
 type counters [outcomes]atomic.Uint64
 
 func (c *counters) add(o outcome) { c[o].Add(1) }
@@ -41,12 +47,30 @@ func (c *counters) count(o outcome) uint64 { return c[o].Load() }
 type limitState struct {
 	counters
 	buckets *table.Table
+
+	// The numbers that the debts are measured in: those of the configuration that
+	// runs, or ran last.
+	inForce  atomic.Pointer[limitNumbers]
+	adopting sync.Mutex
+}
+
+// limitNumbers are the numbers of a limit that its state depends on.
+type limitNumbers struct {
+	gcra
+	maxKeys int
 }
 
 // ceilingState is what a ceiling has admitted.
 type ceilingState struct {
 	counters
-	window slidingCount
+	window  *slidingCount
+	inForce atomic.Pointer[rate]
+}
+
+// inFlightState is what runs at the moment.
+type inFlightState struct {
+	counters
+	running running
 }
 
 // Destruct implements caddy.Destructor; the garbage collector does the rest.
@@ -55,32 +79,78 @@ func (*limitState) Destruct() error { return nil }
 // Destruct implements caddy.Destructor; the garbage collector does the rest.
 func (*ceilingState) Destruct() error { return nil }
 
-// takeLimitState returns the state of the limit of that name, new or as another
-// configuration left it. It must be released once.
-func takeLimitState(name string, maxKeys int) (*limitState, stateKey, error) {
-	key := stateKey{"limit", name}
-	state, _, err := states.LoadOrNew(key, func() (caddy.Destructor, error) {
-		return &limitState{buckets: table.New(maxKeys)}, nil
-	})
-	if err != nil {
-		return nil, key, err
-	}
-	return state.(*limitState), key, nil
-}
+// Destruct implements caddy.Destructor; the garbage collector does the rest.
+func (*inFlightState) Destruct() error { return nil }
 
-// takeCeilingState does the same for a ceiling. The numbers are part of its
-// identity: what was admitted under other numbers says nothing about these.
-func takeCeilingState(name string, r rate) (*ceilingState, stateKey, error) {
-	key := stateKey{"ceiling", name + " " + r.String()}
-	state, _, err := states.LoadOrNew(key, func() (caddy.Destructor, error) {
-		s := &ceilingState{}
-		s.window.reset(r)
-		return s, nil
-	})
+// takeState returns the state known by key, as another configuration left it, or
+// a new one. It must be released once.
+func takeState[T caddy.Destructor](key stateKey, create func() T) (T, error) {
+	state, _, err := states.LoadOrNew(key, func() (caddy.Destructor, error) { return create(), nil })
 	if err != nil {
-		return nil, key, err
+		var none T
+		return none, err
 	}
-	return state.(*ceilingState), key, nil
+	return state.(T), nil
 }
 
 func releaseState(key stateKey) { _, _ = states.Delete(key) }
+
+func newLimitState(numbers limitNumbers) *limitState {
+	s := &limitState{buckets: table.New(numbers.maxKeys)}
+	s.inForce.Store(&numbers)
+	return s
+}
+
+func newCeilingState(r rate) *ceilingState {
+	s := &ceilingState{window: newSlidingCount(r)}
+	s.inForce.Store(&r)
+	return s
+}
+
+// A reload that changes a limit's numbers must neither renew a budget nor block
+// anybody for longer than the new numbers say. While the old configuration still
+// runs, and if the new one fails, the debts must stay as they are. So they are
+// rescaled once, by the first request after the new configuration has taken
+// over.
+
+// adopt puts this limit's numbers in force if its configuration is the one that
+// runs.
+func (l *Limit) adopt(now int64) {
+	if s := l.state; *s.inForce.Load() != l.numbers && l.app.running() {
+		s.adopt(l.numbers, now)
+	}
+}
+
+func (s *limitState) adopt(numbers limitNumbers, now int64) {
+	if !s.adopting.TryLock() {
+		return // somebody else is at it, and this request does not wait for that
+	}
+	defer s.adopting.Unlock()
+	before := *s.inForce.Load()
+	if before.gcra != numbers.gcra {
+		s.buckets.Rewrite(func(key uint64, tat int64) int64 {
+			if isBan(key) {
+				return tat
+			}
+			return numbers.rescaled(tat, before.gcra, now)
+		})
+	}
+	if before.maxKeys != numbers.maxKeys {
+		s.buckets.Resize(numbers.maxKeys, now)
+	}
+	s.inForce.Store(&numbers)
+}
+
+// adopt does the same for a ceiling.
+func (c *Ceiling) adopt(now int64) {
+	if s := c.state; *s.inForce.Load() != c.rate && c.app.running() {
+		s.window.adopt(c.rate, now)
+		s.inForce.Store(&c.rate)
+	}
+}
+
+// running says whether this app's configuration is the one that runs.
+func (a *App) running() bool {
+	active, err := caddy.ActiveContext().AppIfConfigured(appName)
+	return err == nil && active == a
+}

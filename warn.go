@@ -93,11 +93,17 @@ func (h *Handler) noteRemoved(state *requestState, name string) {
 }
 
 // warnEmptyKey says that a part of a key had no value.
-func (h *Handler) warnEmptyKey(limit *Limit, placeholder string) {
-	warnOnce(h.logger, h.site, "empty:"+limit.Name+":"+placeholder,
-		"a part of a limit's key is empty: all such requests share one budget of their own; "+
+func (h *Handler) warnEmptyKey(name, placeholder string) {
+	warnOnce(h.logger, h.site, "empty:"+name+":"+placeholder,
+		"a part of a key is empty: all such requests share one budget of their own; "+
 			"a placeholder that a later handler sets is empty here (order them in a route)",
-		zap.String("limit", limit.Name), zap.String("placeholder", "{"+placeholder+"}"))
+		zap.String("name", name), zap.String("placeholder", "{"+placeholder+"}"))
+}
+
+// warnCost says that a cost was no positive number.
+func (h *Handler) warnCost(limit *Limit) {
+	warnOnce(h.logger, h.site, "cost:"+limit.Name,
+		"a cost is no positive number, and counts as 1", zap.String("limit", limit.Name), zap.String("cost", limit.Cost))
 }
 
 // warnLax says at load what a configuration gives away.
@@ -123,7 +129,7 @@ func (h *Handler) warnLax() {
 			}
 		}
 	}
-	for _, limit := range h.limits {
+	for _, limit := range h.keyed {
 		if len(c.trusted) > 0 && usesRemoteHost(limit.key) {
 			warnOnce(h.logger, h.site, "remote_host:"+limit.Name,
 				"a key holds {remote_host}, which is the proxy's address for all who come through it: write key client",
