@@ -53,6 +53,7 @@ type App struct {
 	persister    *persister // nil: debts end with the process
 
 	budgets     map[string]budget       // defined here, by name
+	all         map[string]budget       // defined here or in a site, by name
 	definitions map[string]string       // by name: what it was defined as, here or in a site
 	templates   map[string]*keyTemplate // all that make keys, by name
 	taken       []stateKey              // what Cleanup must release, in this order
@@ -119,6 +120,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx = ctx
 	a.logger = ctx.Logger()
 	a.budgets = make(map[string]budget)
+	a.all = make(map[string]budget)
 	a.definitions = make(map[string]string)
 	a.templates = make(map[string]*keyTemplate)
 	if err := registerMetrics(ctx); err != nil {
@@ -212,6 +214,9 @@ func (a *App) define(ctx caddy.Context, limits []*Limit, inFlight []*InFlight, c
 			return budgets, err
 		}
 		budgets = append(budgets, ceiling)
+	}
+	for _, b := range budgets {
+		a.all[b.name()] = b
 	}
 	return budgets, nil
 }

@@ -91,6 +91,7 @@ func (c *Ceiling) status() int {
 // Ceiling is a budget.
 func (c *Ceiling) name() string        { return c.Name }
 func (c *Ceiling) counters() *counters { return &c.state.counters }
+func (c *Ceiling) denials() *denialLog { return &c.state.denials }
 func (c *Ceiling) observed() bool      { return c.Observe }
 
 func (c *Ceiling) peek(_ uint64, _, now int64) (time.Duration, bool) {

@@ -12,6 +12,7 @@ import (
 type budget interface {
 	name() string
 	counters() *counters
+	denials() *denialLog
 	observed() bool
 
 	// peek says whether a request would pass now, and how long it would have to
@@ -21,6 +22,9 @@ type budget interface {
 	// take charges a request. mark is what giveBack needs to undo it.
 	take(key uint64, increment, now int64) (mark int64, wait time.Duration, ok bool)
 	giveBack(key uint64, increment, mark, now int64)
+
+	// report adds what is particular to its kind.
+	report(*budgetReport)
 
 	// deny is called for each denial and describes it.
 	deny(key uint64, wait time.Duration, now int64) denial
@@ -63,8 +67,12 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 	if selected, err := h.matchers.AnyMatchWithError(r); err != nil || !selected {
 		return nil, denial{}, err
 	}
-	if !state.resolved() && h.unresolved == unresolvedDeny && !h.observe {
-		return nil, denialOfUnresolved, nil
+	if !state.resolved() && h.unresolved == unresolvedDeny {
+		if !h.observe {
+			unresolvedDenials.add(outcomeDenied)
+			return nil, denialOfUnresolved, nil
+		}
+		unresolvedDenials.add(outcomeWouldDeny)
 	}
 
 	charges, err := h.applicable(r, state, charges)
@@ -83,7 +91,7 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 					return nil, h.refuse(c, wait, now), nil
 				}
 				c.skip = true
-				c.wouldDeny(wait, now)
+				h.wouldRefuse(c, wait, now)
 			}
 		}
 	}
@@ -105,7 +113,7 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 			return nil, h.refuse(c, wait, now), nil
 		}
 		c.skip = true
-		c.wouldDeny(wait, now)
+		h.wouldRefuse(c, wait, now)
 	}
 	for i := range charges {
 		if !charges[i].skip {
@@ -129,7 +137,11 @@ func (h *Handler) applicable(r *http.Request, state *requestState, charges []cha
 			state.exempt(limit)
 			continue
 		}
-		charges = append(charges, charge{budget: limit, key: h.key(state, limit.Name, &limit.template), increment: h.increment(state, limit)})
+		key := h.key(state, limit.Name, &limit.template)
+		if limit.state.traffic.observe(key) {
+			h.warnDominating(limit)
+		}
+		charges = append(charges, charge{budget: limit, key: key, increment: h.increment(state, limit)})
 	}
 	for _, inFlight := range h.inFlight {
 		if ok, err := applies(r, state, inFlight, inFlight.matchers); err != nil {
@@ -203,15 +215,17 @@ func (c *charge) giveBack(now int64) {
 func (h *Handler) refuse(c *charge, wait time.Duration, now int64) denial {
 	c.budget.counters().add(outcomeDenied)
 	d := c.budget.deny(c.key, wait, now)
+	c.budget.denials().note(h.logger, d, c.key, now, false)
 	if limit, ok := c.budget.(*Limit); ok && h.headers != headersOff {
 		d.quota = limit.quota(h.headers, c.key, now)
 	}
 	return d
 }
 
-// wouldDeny counts what a denial would have been, and lets it have its effects
+// wouldRefuse counts what a denial would have been, and lets it have its effects
 // on the budget's own state, so that a trial run counts what a real one would.
-func (c *charge) wouldDeny(wait time.Duration, now int64) {
+func (h *Handler) wouldRefuse(c *charge, wait time.Duration, now int64) {
 	c.budget.counters().add(outcomeWouldDeny)
-	c.budget.deny(c.key, wait, now)
+	d := c.budget.deny(c.key, wait, now)
+	c.budget.denials().note(h.logger, d, c.key, now, true)
 }

@@ -108,6 +108,7 @@ func (f *InFlight) status() int {
 // InFlight is a budget.
 func (f *InFlight) name() string        { return f.Name }
 func (f *InFlight) counters() *counters { return &f.state.counters }
+func (f *InFlight) denials() *denialLog { return &f.state.denials }
 func (f *InFlight) observed() bool      { return f.Observe }
 
 func (f *InFlight) peek(key uint64, _, _ int64) (time.Duration, bool) {

@@ -37,6 +37,11 @@ type keyPart struct {
 	pieces []piece
 }
 
+// literal says whether the part is text alone.
+func (p *keyPart) literal() bool {
+	return !p.client && len(p.pieces) == 1 && !p.pieces[0].placeholder
+}
+
 // piece is literal text, or the name of a placeholder.
 type piece struct {
 	text        string

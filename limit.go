@@ -206,6 +206,7 @@ func (l *Limit) exempts(r *http.Request, res *resolution) bool {
 // Limit is a budget.
 func (l *Limit) name() string        { return l.Name }
 func (l *Limit) counters() *counters { return &l.state.counters }
+func (l *Limit) denials() *denialLog { return &l.state.denials }
 func (l *Limit) observed() bool      { return l.Observe }
 
 func (l *Limit) peek(key uint64, increment, now int64) (time.Duration, bool) {

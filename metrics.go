@@ -13,40 +13,71 @@ import (
 // request.
 var resolvedTotal [sources][reasons]atomic.Uint64
 
+// unresolvedDenials counts what the option unresolved denied, which is under no
+// limit's name.
+var unresolvedDenials counters
+
 // collector shows the process's counters. Caddy makes a registry for each
 // configuration; the counters are the process's and go on counting, and the
 // series of a limit go when the limit goes.
 type collector struct{}
 
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("caddy_edge_limit_"+name, help, labels, nil)
+}
+
 var (
-	requestsDesc = prometheus.NewDesc("caddy_edge_limit_requests_total",
-		"Requests that a limit or ceiling judged, by outcome.", []string{"name", "outcome"}, nil)
-	resolvedDesc = prometheus.NewDesc("caddy_edge_limit_resolved_total",
-		"Requests by how their client was resolved, and why it was not or is in doubt.", []string{"source", "reason"}, nil)
+	requestsDesc  = desc("requests_total", "Requests that a limit, an in_flight or a ceiling judged, by outcome.", "name", "outcome")
+	resolvedDesc  = desc("resolved_total", "Requests by how their client was resolved, and why it was not or is in doubt.", "source", "reason")
+	keysDesc      = desc("keys", "Keys that a limit remembers.", "name")
+	forgottenDesc = desc("forgotten_total", "Keys that a limit forgot because it was full, by whether they owed something.", "name", "indebted")
+	topShareDesc  = desc("top_key_share", "The share of a limit's recent traffic that its most frequent key makes up.", "name")
+	ceilingDesc   = desc("ceiling_used_ratio", "How much of a ceiling's count the current window has used.", "name")
+	inFlightDesc  = desc("in_flight", "Requests that are being answered at the moment.", "name")
 )
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(descs chan<- *prometheus.Desc) {
-	descs <- requestsDesc
-	descs <- resolvedDesc
+	for _, d := range []*prometheus.Desc{requestsDesc, resolvedDesc, keysDesc, forgottenDesc, topShareDesc, ceilingDesc, inFlightDesc} {
+		descs <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
 func (collector) Collect(metrics chan<- prometheus.Metric) {
+	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
+	}
+	sendOutcomes := func(c *counters, name string) {
+		for outcome := range outcomes {
+			send(requestsDesc, prometheus.CounterValue, float64(c.count(outcome)), name, outcomeNames[outcome])
+		}
+	}
 	for source := range sources {
 		for reason := range reasons {
 			if n := resolvedTotal[source][reason].Load(); n > 0 {
-				metrics <- prometheus.MustNewConstMetric(resolvedDesc, prometheus.CounterValue, float64(n), source.String(), reason.String())
+				send(resolvedDesc, prometheus.CounterValue, float64(n), source.String(), reason.String())
 			}
 		}
 	}
+	sendOutcomes(&unresolvedDenials, unresolvedName)
 	states.Range(func(key, state any) bool {
-		counted, ok := state.(interface{ count(outcome) uint64 })
-		for outcome := range outcomes {
-			if ok {
-				metrics <- prometheus.MustNewConstMetric(requestsDesc, prometheus.CounterValue,
-					float64(counted.count(outcome)), key.(stateKey).name, outcomeNames[outcome])
-			}
+		name := key.(stateKey).name
+		switch state := state.(type) {
+		case *limitState:
+			sendOutcomes(&state.counters, name)
+			debtFree, indebted := state.buckets.Forgotten()
+			send(keysDesc, prometheus.GaugeValue, float64(state.buckets.Len()), name)
+			send(forgottenDesc, prometheus.CounterValue, float64(debtFree), name, "false")
+			send(forgottenDesc, prometheus.CounterValue, float64(indebted), name, "true")
+			top, _ := state.traffic.sketch.Top()
+			send(topShareDesc, prometheus.GaugeValue, top.Share, name)
+		case *ceilingState:
+			sendOutcomes(&state.counters, name)
+			send(ceilingDesc, prometheus.GaugeValue, state.window.usedRatio(clock()), name)
+		case *inFlightState:
+			sendOutcomes(&state.counters, name)
+			send(inFlightDesc, prometheus.GaugeValue, float64(state.running.inFlight()), name)
 		}
 		return true
 	})

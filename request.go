@@ -68,14 +68,17 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 		resolution: res, config: config, peerAddr: r.RemoteAddr, remoteAddr: r.RemoteAddr, clientText: unresolvedName,
 		ipv4Bits: ipv4Bits, ipv6Bits: ipv6Bits,
 	}
-	if res.resolved() {
-		if res.source == sourceConnection {
-			state.clientText = res.client.String()
-		} else {
-			// one string for both
-			state.remoteAddr = netip.AddrPortFrom(res.client, 0).String()
-			state.clientText = hostPart(state.remoteAddr)
+	switch {
+	case !res.resolved():
+	case res.source == sourceConnection:
+		state.clientText = res.client.String()
+		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && peer.Addr() != res.client {
+			state.remoteAddr = netip.AddrPortFrom(res.client, peer.Port()).String() // its canonical form
 		}
+	default:
+		// one string for both
+		state.remoteAddr = netip.AddrPortFrom(res.client, 0).String()
+		state.clientText = hostPart(state.remoteAddr)
 	}
 	vars[stateVar] = state
 	state.logTo(r)

@@ -140,6 +140,13 @@ func (c *Client) resolve(r *http.Request, vars map[string]any) resolution {
 	return res
 }
 
+// setLines writes the chain into a header, for a request that is only explained.
+func (c *Client) setLines(h http.Header, lines []string) {
+	if len(lines) > 0 {
+		h[c.Header] = lines
+	}
+}
+
 func (res *resolution) resolve(client netip.Addr, by source, remark reason) {
 	res.client, res.source, res.reason = client, by, remark
 }

@@ -46,6 +46,8 @@ func (c *counters) count(o outcome) uint64 { return c[o].Load() }
 // limitState is what a limit knows of its keys.
 type limitState struct {
 	counters
+	denials denialLog
+	traffic traffic
 	buckets *table.Table
 
 	// The numbers that the debts are measured in: those of the configuration that
@@ -63,6 +65,7 @@ type limitNumbers struct {
 // ceilingState is what a ceiling has admitted.
 type ceilingState struct {
 	counters
+	denials denialLog
 	window  *slidingCount
 	inForce atomic.Pointer[rate]
 }
@@ -70,6 +73,7 @@ type ceilingState struct {
 // inFlightState is what runs at the moment.
 type inFlightState struct {
 	counters
+	denials denialLog
 	running running
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
@@ -104,6 +105,23 @@ func (h *Handler) warnEmptyKey(name, placeholder string) {
 func (h *Handler) warnCost(limit *Limit) {
 	warnOnce(h.logger, h.site, "cost:"+limit.Name,
 		"a cost is no positive number, and counts as 1", zap.String("limit", limit.Name), zap.String("cost", limit.Cost))
+}
+
+// warnDominating looks whether one key makes up most of a limit's traffic. That
+// is not your busiest user: it is how a wrong key looks.
+func (h *Handler) warnDominating(limit *Limit) {
+	top, _ := limit.state.traffic.sketch.Top()
+	if top.Share < dominatingShare {
+		return
+	}
+	what, message := "dominating:"+limit.Name, "one key makes up most of a limit's traffic; that is rarely one busy client: "+
+		"look whether the limit's key is a proxy's address, for all who come through it (edge_limit_probe shows how a client is resolved)"
+	if unresolved, _ := limit.template.hash(&resolution{source: sourceUnresolved}, caddy.NewEmptyReplacer()); top.Hash == unresolved {
+		what, message = what+":unresolved", "most of a limit's traffic comes from clients that cannot be resolved, and shares one budget: "+
+			"look at the warning that names the reason, and mend the proxy in front"
+	}
+	warnOnce(h.logger, h.site, what, message,
+		zap.String("limit", limit.Name), zap.String("key", hashText(top.Hash)), zap.Float64("share", top.Share))
 }
 
 // warnLax says at load what a configuration gives away.

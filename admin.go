@@ -1,0 +1,355 @@
+package edgelimit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/edgelimit/caddy-edgelimit/internal/chain"
+)
+
+func init() {
+	caddy.RegisterModule(Admin{})
+}
+
+// Admin answers under /edge_limit/ of Caddy's admin API, for the configuration
+// that runs:
+//
+//	GET    /edge_limit/limits                      what each name counts and has counted
+//	POST   /edge_limit/limits/{name}/keys          how one key stands; the body holds its parts
+//	DELETE /edge_limit/limits/{name}/keys          the same, and forgets its debt and its ban
+//	GET    /edge_limit/resolve?peer=&header=&site= who the client would be, explained
+//
+// The parts of a key are a JSON object from each part that is not mere text, as
+// it is written in the configuration, to its value: {"client": "203.0.113.7"}.
+type Admin struct{}
+
+// CaddyModule returns the Caddy module information.
+func (Admin) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "admin.api.edge_limit",
+		New: func() caddy.Module { return new(Admin) },
+	}
+}
+
+// Routes implements caddy.AdminRouter.
+func (Admin) Routes() []caddy.AdminRoute {
+	return []caddy.AdminRoute{{Pattern: "/edge_limit/", Handler: caddy.AdminHandlerFunc(serveAdmin)}}
+}
+
+const maxAdminBody = 1 << 20
+
+func serveAdmin(w http.ResponseWriter, r *http.Request) error {
+	app, err := activeApp()
+	if err != nil {
+		return err
+	}
+	path := strings.Split(strings.Trim(strings.TrimPrefix(r.URL.Path, "/edge_limit/"), "/"), "/")
+	switch {
+	case len(path) == 1 && path[0] == "limits":
+		if err := allowMethods(r, http.MethodGet); err != nil {
+			return err
+		}
+		return writeJSON(w, app.reports())
+	case len(path) == 1 && path[0] == "resolve":
+		if err := allowMethods(r, http.MethodGet); err != nil {
+			return err
+		}
+		return app.serveResolve(w, r)
+	case len(path) == 3 && path[0] == "limits" && path[2] == "keys":
+		if err := allowMethods(r, http.MethodPost, http.MethodDelete); err != nil {
+			return err
+		}
+		return app.serveKey(w, r, path[1])
+	}
+	return adminError(http.StatusNotFound, "there is no %s: known are limits, limits/{name}/keys and resolve", r.URL.Path)
+}
+
+// activeApp is the app of the configuration that runs.
+func activeApp() (*App, error) {
+	app, err := caddy.ActiveContext().AppIfConfigured(appName)
+	if errors.Is(err, caddy.ErrNotConfigured) {
+		return nil, adminError(http.StatusNotFound, "the configuration that runs has no edge_limit")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return app.(*App), nil
+}
+
+func adminError(status int, format string, args ...any) error {
+	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
+}
+
+func allowMethods(r *http.Request, methods ...string) error {
+	if slices.Contains(methods, r.Method) {
+		return nil
+	}
+	return adminError(http.StatusMethodNotAllowed, "%s %s: only %s is possible", r.Method, r.URL.Path, strings.Join(methods, " and "))
+}
+
+func writeJSON(w http.ResponseWriter, answer any) error {
+	w.Header().Set("Content-Type", "application/json")
+	return json.NewEncoder(w).Encode(answer)
+}
+
+// budgetReport is what is known under one name.
+type budgetReport struct {
+	Name      string     `json:"name"`
+	Kind      string     `json:"kind"`
+	Rate      string     `json:"rate,omitempty"`
+	Burst     int64      `json:"burst,omitempty"`
+	Max       int64      `json:"max,omitempty"`
+	Key       []string   `json:"key,omitempty"`
+	Keys      *int       `json:"keys,omitempty"`
+	Used      *float64   `json:"used_ratio,omitempty"`
+	InFlight  *int64     `json:"in_flight,omitempty"`
+	Allowed   uint64     `json:"allowed"`
+	Denied    uint64     `json:"denied"`
+	WouldDeny uint64     `json:"would_deny"`
+	Exempt    uint64     `json:"exempt"`
+	Forgotten *forgotten `json:"forgotten,omitempty"`
+	TopKeys   []keyShare `json:"top_keys,omitempty"`
+}
+
+type forgotten struct {
+	DebtFree uint64 `json:"debt_free"`
+	Indebted uint64 `json:"indebted"`
+}
+
+type keyShare struct {
+	Key   string  `json:"key"` // its keyed hash
+	Share float64 `json:"share"`
+}
+
+// reports lists all names of the configuration, in order.
+func (a *App) reports() []budgetReport {
+	reports := []budgetReport{}
+	for _, b := range a.all {
+		report := budgetReport{Name: b.name()}
+		counted := b.counters()
+		report.Allowed, report.Denied = counted.count(outcomeAllowed), counted.count(outcomeDenied)
+		report.WouldDeny, report.Exempt = counted.count(outcomeWouldDeny), counted.count(outcomeExempt)
+		b.report(&report)
+		reports = append(reports, report)
+	}
+	slices.SortFunc(reports, func(a, b budgetReport) int { return strings.Compare(a.Name, b.Name) })
+	return reports
+}
+
+func (l *Limit) report(report *budgetReport) {
+	keys := l.state.buckets.Len()
+	debtFree, indebted := l.state.buckets.Forgotten()
+	report.Kind, report.Rate, report.Burst, report.Key = kindLimit, l.Rate, l.burst(), rawParts(l.key)
+	report.Keys, report.Forgotten = &keys, &forgotten{debtFree, indebted}
+	top, _ := l.state.traffic.sketch.All()
+	for _, key := range top[:min(10, len(top))] {
+		report.TopKeys = append(report.TopKeys, keyShare{hashText(key.Hash), key.Share})
+	}
+}
+
+func (f *InFlight) report(report *budgetReport) {
+	running := f.state.running.inFlight()
+	report.Kind, report.Max, report.Key, report.InFlight = kindInFlight, f.Max, rawParts(f.key), &running
+}
+
+func (c *Ceiling) report(report *budgetReport) {
+	used := c.state.window.usedRatio(clock())
+	report.Kind, report.Rate, report.Used = kindCeiling, c.Rate, &used
+}
+
+// keyReport is how one key stands.
+type keyReport struct {
+	Key        string  `json:"key"` // its keyed hash
+	Remaining  int64   `json:"remaining"`
+	RetryAfter int64   `json:"retry_after"` // seconds until a request passes; 0: now
+	BannedFor  float64 `json:"banned_for"`  // seconds
+	Forgiven   bool    `json:"forgiven,omitempty"`
+}
+
+func (a *App) serveKey(w http.ResponseWriter, r *http.Request, name string) error {
+	var limit *Limit
+	for _, b := range a.all {
+		if b.name() == name {
+			if limit, _ = b.(*Limit); limit == nil {
+				return adminError(http.StatusBadRequest, "%s is no limit, so it has no keys to look up", name)
+			}
+		}
+	}
+	if limit == nil {
+		return adminError(http.StatusNotFound, "no limit is named %q: GET /edge_limit/limits lists them", name)
+	}
+	var parts map[string]string
+	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxAdminBody))
+	if err := body.Decode(&parts); err != nil {
+		return adminError(http.StatusBadRequest, `the body must be a JSON object of the key's parts, such as {"client": "203.0.113.7"}: %w`, err)
+	}
+	key, err := limit.template.lookUp(parts)
+	if err != nil {
+		return adminError(http.StatusBadRequest, "limit %s: %w", name, err)
+	}
+	now := clock()
+	report := limit.reportKey(key, now)
+	if r.Method == http.MethodDelete {
+		debt, ban := limit.state.buckets.Delete(key), limit.state.buckets.Delete(banKey(key))
+		report = limit.reportKey(key, now)
+		report.Forgiven = debt || ban
+	}
+	return writeJSON(w, report)
+}
+
+func (l *Limit) reportKey(key uint64, now int64) keyReport {
+	report := keyReport{
+		Key:       hashText(key),
+		Remaining: l.gcra.remaining(l.state.buckets.Peek(key, now), now),
+		BannedFor: l.banned(key, now).Round(time.Millisecond).Seconds(),
+	}
+	if wait, ok := l.peek(key, l.gcra.emissionInterval, now); !ok {
+		report.RetryAfter = retryAfter(wait)
+	}
+	return report
+}
+
+// lookUp computes the key that a request with these parts would have.
+func (t *keyTemplate) lookUp(parts map[string]string) (uint64, error) {
+	res := resolution{source: sourceUnresolved}
+	repl := caddy.NewEmptyReplacer()
+	used := 0
+	for _, part := range t.parts {
+		if part.literal() {
+			continue
+		}
+		value, ok := parts[part.raw]
+		if !ok {
+			return 0, fmt.Errorf("the part %q is missing; the key is %s", part.raw, strings.Join(rawParts(t.parts), " "))
+		}
+		used++
+		if !part.client {
+			if len(part.pieces) > 1 {
+				return 0, fmt.Errorf("the part %q mixes text and placeholders and cannot be looked up", part.raw)
+			}
+			repl.Set(part.pieces[0].text, value)
+			continue
+		}
+		if value == unresolvedName {
+			continue
+		}
+		client, ok := chain.ParseAddr(value)
+		if !ok {
+			return 0, fmt.Errorf("the client %q is no address; write one, or %q", value, unresolvedName)
+		}
+		res.resolve(client, sourceConnection, reasonNone)
+	}
+	if used != len(parts) {
+		return 0, fmt.Errorf("there are parts that the key does not have; it is %s", strings.Join(rawParts(t.parts), " "))
+	}
+	key, _ := t.hash(&res, repl)
+	return key, nil
+}
+
+// serveResolve explains who the client of a request would be.
+func (a *App) serveResolve(w http.ResponseWriter, r *http.Request) error {
+	query := r.URL.Query()
+	peer := query.Get("peer")
+	if _, err := netip.ParseAddrPort(peer); err != nil {
+		addr, err := netip.ParseAddr(peer)
+		if err != nil {
+			return adminError(http.StatusBadRequest, "peer=%q is no address: write peer=192.0.2.1", peer)
+		}
+		peer = netip.AddrPortFrom(addr, 0).String()
+	}
+	client, server, err := a.clientOf(query.Get("site"))
+	if err != nil {
+		return err
+	}
+	request := &http.Request{
+		Method: http.MethodGet, URL: r.URL, Host: query.Get("site"), RemoteAddr: peer, Header: make(http.Header), Proto: "HTTP/1.1",
+	}
+	request = request.WithContext(r.Context())
+	client.setLines(request.Header, query["header"])
+	request = caddyhttp.PrepareRequest(request, caddy.NewReplacer(), nil, server)
+	res := client.resolve(request, varsOf(request))
+	state := &requestState{resolution: res, config: client, peerAddr: peer, clientText: unresolvedName}
+	if res.resolved() {
+		state.clientText = res.client.String()
+	}
+	return writeJSON(w, (&Probe{Detail: true}).answer(state))
+}
+
+// clientOf is the client block of a site, with its server, or the global one.
+func (a *App) clientOf(site string) (*Client, *caddyhttp.Server, error) {
+	if site == "" {
+		client := a.Client
+		if client == nil {
+			client = new(Client)
+			if err := client.provision(a.ctx); err != nil {
+				return nil, nil, err
+			}
+		}
+		return client, nil, nil
+	}
+	loaded, err := caddy.ActiveContext().AppIfConfigured("http")
+	if err != nil {
+		return nil, nil, adminError(http.StatusNotFound, "no site runs")
+	}
+	host := site
+	if name, _, err := net.SplitHostPort(site); err == nil {
+		host = name
+	}
+	for _, server := range loaded.(*caddyhttp.App).Servers {
+		if handler := handlerFor(server.Routes, host); handler != nil {
+			return handler.client, server, nil
+		}
+	}
+	return nil, nil, adminError(http.StatusNotFound, "no site with an edge_limit answers for %q", site)
+}
+
+// handlerFor finds the first edge_limit in the routes that a host takes.
+func handlerFor(routes caddyhttp.RouteList, host string) *Handler {
+	request := &http.Request{Host: host, Header: make(http.Header)}
+	for _, route := range routes {
+		if !takesHost(route, request) {
+			continue
+		}
+		for _, handler := range route.Handlers {
+			switch handler := handler.(type) {
+			case *Handler:
+				return handler
+			case *caddyhttp.Subroute:
+				if found := handlerFor(handler.Routes, host); found != nil {
+					return found
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// takesHost judges a route by its host matchers alone.
+func takesHost(route caddyhttp.Route, request *http.Request) bool {
+	if len(route.MatcherSets) == 0 {
+		return true
+	}
+	request = caddyhttp.PrepareRequest(request, caddy.NewReplacer(), nil, nil)
+	for _, set := range route.MatcherSets {
+		if takes := !slices.ContainsFunc(set, func(matcher any) bool {
+			hosts, ok := matcher.(*caddyhttp.MatchHost)
+			return ok && !hosts.Match(request)
+		}); takes {
+			return true
+		}
+	}
+	return false
+}
+
+// Interface guards.
+var _ caddy.AdminRouter = (*Admin)(nil)
