@@ -218,19 +218,26 @@ func (l *Limit) peek(key uint64, increment, now int64) (time.Duration, bool) {
 	return wait, ok
 }
 
-// take charges the request, or says how long it must wait. mark is the TAT that
-// giveBack wants.
+// take charges the request, or says how long it must wait. mark is what giveBack
+// wants: the key's TAT, or with on_status the charge's number.
 func (l *Limit) take(key uint64, increment, now int64) (mark int64, wait time.Duration, ok bool) {
 	l.adopt(now)
-	if l.late() || l.banned(key, now) > 0 {
+	switch {
+	case l.late() || l.banned(key, now) > 0:
 		wait, ok = l.peek(key, increment, now)
 		return 0, wait, ok
+	case l.OnStatus != nil:
+		return l.state.pending.take(l.gcra, l.state.buckets, key, increment, now)
 	}
 	return l.gcra.take(l.state.buckets, key, increment, now)
 }
 
 func (l *Limit) giveBack(key uint64, increment, mark, now int64) {
-	if !l.late() {
+	switch {
+	case l.late():
+	case l.OnStatus != nil:
+		l.state.pending.end(l.gcra, l.state.buckets, key, mark, true, now)
+	default:
 		l.gcra.giveBack(l.state.buckets, key, increment, mark, now)
 	}
 }
@@ -258,15 +265,19 @@ func (l *Limit) banned(key uint64, now int64) time.Duration {
 func (l *Limit) late() bool { return l.OnStatus != nil && l.OnStatus.Late }
 
 // settle ends the charge of a limit that looks at the response's final status:
-// a right attempt gets back what it was charged, a wrong one is charged late.
+// a right attempt gets back what it was charged, a wrong one is charged late. It
+// is called once for each charge; status 0 is no answer at all.
 func (l *Limit) settle(c charge, status int, cancelled bool, now int64) {
-	charged := status < len(l.OnStatus.charged) && l.OnStatus.charged[status]
-	switch {
-	case l.OnStatus.Late && charged:
-		l.gcra.take(l.state.buckets, c.key, c.increment, now)
-	case !l.OnStatus.Late && !charged && !cancelled && status != statusClientClosed && status != http.StatusSwitchingProtocols:
-		l.giveBack(c.key, c.increment, c.mark, now)
+	counts := status < len(l.OnStatus.charged) && l.OnStatus.charged[status]
+	if l.OnStatus.Late {
+		if counts {
+			l.gcra.take(l.state.buckets, c.key, c.increment, now)
+		}
+		return
 	}
+	// who hangs up before the answer has used the attempt
+	answered := status != 0 && !cancelled && status != statusClientClosed && status != http.StatusSwitchingProtocols
+	l.state.pending.end(l.gcra, l.state.buckets, c.key, c.mark, answered && !counts, now)
 }
 
 // statusClientClosed is what Caddy calls a request whose client hung up.
