@@ -123,8 +123,8 @@ func (l *Limit) validate() error {
 	if l.key, err = parseKey(l.Key); err != nil {
 		return err
 	}
-	if l.KeyWriter != "" && l.KeyWriter != "caller" && l.KeyWriter != "server" {
-		return fmt.Errorf("key_writer %q: must be caller or server", l.KeyWriter)
+	if err := validateKeyWriter(l.KeyWriter); err != nil {
+		return err
 	}
 	if err := validatePrefixes(l.IPv4Prefix, l.IPv6Prefix); err != nil {
 		return err
@@ -147,6 +147,13 @@ func (l *Limit) validate() error {
 	l.match, l.exempted = rawMatch(l.MatcherSetsRaw), len(l.ExemptRaw) > 0
 	l.defined = l.definition()
 	l.refusal = refusal{&exceededError{"limit", l.Name}, statusBody(l.status()), quotaExceeded(l.Name, l.status())}
+	return nil
+}
+
+func validateKeyWriter(writer string) error {
+	if writer != "" && writer != "caller" && writer != "server" {
+		return fmt.Errorf("key_writer %q: must be caller or server", writer)
+	}
 	return nil
 }
 
@@ -173,13 +180,18 @@ func (l *Limit) provision(ctx caddy.Context, app *App) (err error) {
 
 // definition writes the limit with all defaults filled in.
 func (l *Limit) definition() string {
+	cost := l.Cost
+	if cost == "" {
+		cost = "1"
+	}
 	text, _ := json.Marshal(struct {
 		*Limit
+		Cost   string   `json:"cost"`
 		Rate   string   `json:"rate"`
 		Burst  int64    `json:"burst"`
 		Status int      `json:"status"`
 		Key    []string `json:"key"`
-	}{l, l.rate.String(), l.burst(), l.status(), rawParts(l.key)})
+	}{l, cost, l.rate.String(), l.burst(), l.status(), rawParts(l.key)})
 	return "limit " + string(text)
 }
 
