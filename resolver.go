@@ -118,6 +118,7 @@ func (c *Client) resolve(r *http.Request, vars map[string]any) resolution {
 		res.peerTrusted = isUnix && c.TrustedProxiesUnix || peer.IsValid() && c.trusts(r, peer)
 	default:
 		byServer, _ = vars[caddyhttp.TrustedProxyVarKey].(bool)
+		byServer = byServer && (!isUnix || r.RemoteAddr == "@") // another name is the peer's own choice
 		res.peerTrusted = byServer
 	}
 
@@ -157,12 +158,14 @@ func (res *resolution) unresolve(why reason) {
 
 // peerOf reads the address of the connection. A peer on a Unix socket has none.
 func peerOf(r *http.Request) (peer netip.Addr, isUnix bool) {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if ok && strings.HasPrefix(local.Network(), "unix") {
+		return netip.Addr{}, true
+	}
 	if addrPort, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 		peer, _ = chain.Canonical(addrPort.Addr())
-		return peer, false
 	}
-	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return netip.Addr{}, ok && strings.HasPrefix(local.Network(), "unix")
+	return peer, false
 }
 
 // presented says whether the request carries a valid proof. A wrong, repeated or
@@ -208,8 +211,9 @@ func (c *Client) connection(res *resolution) {
 
 // server follows Caddy's own trusted_proxies. Their ranges cannot be read by a
 // plugin, but what a strict server found in X-Forwarded-For can: the entry to
-// stop at is the one that equals its client_ip. Caddy skips what it cannot
-// parse, so the walk ends earlier at such an entry. A server that is not strict
+// stop at is the one that equals its client_ip; if that is the peer, all that
+// Caddy could read were trusted. Caddy skips what it cannot parse, so the walk
+// ends earlier at such an entry. A server that is not strict
 // takes the leftmost entry, which is the caller's: the rightmost is taken here.
 func (c *Client) server(r *http.Request, vars map[string]any, res *resolution) {
 	found, _ := vars[caddyhttp.ClientIPVarKey].(string)
@@ -217,14 +221,15 @@ func (c *Client) server(r *http.Request, vars map[string]any, res *resolution) {
 	strict := server != nil && server.TrustedProxiesStrict > 0 && c.Header == headerForwardedFor &&
 		len(server.ClientIPHeaders) == 1 && http.CanonicalHeaderKey(server.ClientIPHeaders[0]) == headerForwardedFor
 
-	if allTrusted := found == hostOf(r.RemoteAddr); strict && !allTrusted {
+	allTrusted := strict && found == hostOf(r.RemoteAddr)
+	if strict {
 		entries := c.entries(res.lines)
 		for n := range maxHops {
 			entry, ok := entries.Next()
 			if !ok {
 				break
 			}
-			if parsed, readable := caddyParses(entry); !readable || parsed == found {
+			if parsed, readable := caddyParses(entry); !readable || !allTrusted && parsed == found {
 				res.passed = n
 				c.takeEntry(entry, &entries, res, sourceServer, reasonNone)
 				return
