@@ -48,11 +48,11 @@ func (h *Handler) warnResolution(r *http.Request, res *resolution) {
 // is nothing to mend.
 func (c *Client) advice(res *resolution) string {
 	header := c.Header
+	if res.proven && !res.resolved() {
+		return "whoever holds the proof must state the client: send its address, one and nothing else, in " + c.Proof.clientHeader()
+	}
 	switch res.reason {
 	case reasonMissingHeader:
-		if res.proven {
-			return "whoever holds the proof must state the client: send its address in " + c.Proof.clientHeader()
-		}
 		return "your proxy sends no " + header + ": in nginx add `proxy_set_header " + header + " $proxy_add_x_forwarded_for;`; " +
 			"for health checks, which carry none, route their path around edge_limit"
 	case reasonMalformed:
@@ -78,7 +78,7 @@ func (c *Client) advice(res *resolution) string {
 
 // noteRemoved looks at a header that is removed when the request is first seen.
 func (h *Handler) noteRemoved(state *requestState, name string) {
-	if state.source == sourceProof && h.forwarder.proof.contains(name) {
+	if state.proven && h.forwarder.proof.contains(name) {
 		return
 	}
 	if !state.peerTrusted {
@@ -147,12 +147,21 @@ func (h *Handler) warnLax() {
 			}
 		}
 	}
-	for _, limit := range h.keyed {
-		if len(c.trusted) > 0 && usesRemoteHost(limit.key) {
-			warnOnce(h.logger, h.site, "remote_host:"+limit.Name,
+	if len(c.trusted) == 0 && !c.TrustedProxiesUnix {
+		return
+	}
+	warnRemoteHost := func(name string, key []keyPart) {
+		if usesRemoteHost(key) {
+			warnOnce(h.logger, h.site, "remote_host:"+name,
 				"a key holds {remote_host}, which is the proxy's address for all who come through it: write key client",
-				zap.String("limit", limit.Name))
+				zap.String("name", name))
 		}
+	}
+	for _, limit := range h.keyed {
+		warnRemoteHost(limit.Name, limit.key)
+	}
+	for _, inFlight := range h.inFlight {
+		warnRemoteHost(inFlight.Name, inFlight.key)
 	}
 }
 
