@@ -21,8 +21,8 @@ type admissions interface {
 	// used is how many count in a window that ends now.
 	used(now int64) int64
 
-	// admit counts one more, and returns what undo needs.
-	admit(now int64) (mark int64)
+	// admit counts n more, and returns what undo needs to take one of them back.
+	admit(now, n int64) (mark int64)
 	undo(mark int64)
 
 	// wait is the time until one of those that are used no longer counts.
@@ -69,7 +69,7 @@ func (s *slidingCount) take(now int64) (mark int64, wait time.Duration, ok bool)
 	if s.past.used(now) >= s.rate.count {
 		return 0, s.past.wait(now), false
 	}
-	return s.past.admit(now), 0, true
+	return s.past.admit(now, 1), 0, true
 }
 
 // giveBack undoes a take, for a request that was denied by something else in
@@ -91,9 +91,7 @@ func (s *slidingCount) adopt(r rate, now int64) {
 	now = s.read(now)
 	used := min(s.past.used(now), r.count)
 	s.rate, s.past = r, newAdmissions(r)
-	for range used {
-		s.past.admit(now)
-	}
+	s.past.admit(now, used)
 }
 
 // usedRatio is how much of the count a window that ends now has used.
@@ -121,8 +119,10 @@ func (e *exactAdmissions) used(now int64) int64 {
 	return int64(len(e.times))
 }
 
-func (e *exactAdmissions) admit(now int64) (mark int64) {
-	e.times = append(e.times, now)
+func (e *exactAdmissions) admit(now, n int64) (mark int64) {
+	for range n {
+		e.times = append(e.times, now)
+	}
 	return now
 }
 
@@ -166,9 +166,10 @@ func (s *slottedAdmissions) used(now int64) int64 {
 	return s.sum
 }
 
-func (s *slottedAdmissions) admit(int64) (mark int64) {
-	*s.slot(s.current)++
-	s.sum++
+func (s *slottedAdmissions) admit(now, n int64) (mark int64) {
+	s.used(now)
+	*s.slot(s.current) += n
+	s.sum += n
 	return s.current
 }
 
