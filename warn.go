@@ -49,7 +49,11 @@ func (h *Handler) warnResolution(r *http.Request, res *resolution) {
 func (c *Client) advice(res *resolution) string {
 	header := c.Header
 	if res.proven && !res.resolved() {
-		return "whoever holds the proof must state the client: send its address, one and nothing else, in " + c.Proof.clientHeader()
+		advice := "whoever holds the proof must state the client: send exactly one address in " + c.Proof.clientHeader()
+		if res.reason == reasonMalformed {
+			advice += "; what was sent is no address"
+		}
+		return advice
 	}
 	switch res.reason {
 	case reasonMissingHeader:
