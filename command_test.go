@@ -670,7 +670,7 @@ func TestProbeForgeriesClaimAddressesOfNobody(t *testing.T) {
 	}
 }
 
-// Names go over the wire as they are forgedSpelling, in the order of their lines.
+// Names go over the wire as they are spelled, in the order of their lines.
 func TestProbeForgeriesOnTheWire(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -203,7 +203,7 @@ func (o *probeOptions) probe(ctx context.Context, choice protocolChoice, progres
 	done := 0
 	send := func(f forgery) *probeExchange {
 		done++
-		fmt.Fprintf(progress, "\r\x1b[K%d of %d: %s", done, len(kinds)+2, f.title)
+		fmt.Fprintf(progress, "\r\x1b[K%d of %d: %s", done, max(done, len(kinds)+2), f.title)
 		e := s.send(ctx, f)
 		run.Exchanges = append(run.Exchanges, e)
 		return e
@@ -285,7 +285,7 @@ func (r *probeRun) print(target string, stdout io.Writer) error {
 		if e.trouble != nil && e.Status != 0 {
 			result = strings.TrimSpace(fmt.Sprintf("%s (status %d)", result, e.Status))
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Title, orDash(e.shownLines()), orDash(resolved), orDash(source), orDash(reason), result)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Title, orDash(e.shownLines()), orDash(resolved), orDash(source), orDash(reason), orDash(result))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -306,20 +306,20 @@ func (r *probeRun) print(target string, stdout io.Writer) error {
 }
 
 // maxColumn is how much of a header the table shows, in bytes.
-const maxColumn = 44
+const maxColumn = 40
 
 func (e *probeExchange) shownLines() string {
-	switch {
-	case e.Preamble != "":
+	if e.Preamble != "" {
 		return printable(strings.TrimSpace(e.Preamble), maxColumn)
-	case len(e.Headers) == 0:
+	}
+	if len(e.Headers) == 0 {
 		return ""
 	}
-	text := printable(e.Headers[0].String(), maxColumn)
-	if more := len(e.Headers) - 1; more > 0 {
-		text += fmt.Sprintf(", and %d more", more)
+	more := ""
+	if n := len(e.Headers) - 1; n > 0 {
+		more = fmt.Sprintf(" +%d", n)
 	}
-	return text
+	return printable(e.Headers[0].String(), maxColumn-len(more)) + more
 }
 
 func orDash(text string) string {

@@ -165,7 +165,7 @@ func forgeryKinds() []forgeryKind {
 			left := c.ipv4(headerForwardedFor, 2)
 			return []headerLine{{headerForwardedFor, left}, {headerForwardedFor, c.ipv4(headerForwardedFor, 1)}}
 		}},
-		{title: "two lines, forgedSpelling differently", http1: true, make: func(c *claimant) []headerLine {
+		{title: "two lines, spelled differently", http1: true, make: func(c *claimant) []headerLine {
 			left := c.ipv4(headerForwardedFor, 2)
 			return []headerLine{
 				{strings.ToUpper(headerForwardedFor), left},
@@ -208,7 +208,7 @@ func forgeryKinds() []forgeryKind {
 		forgedHeaders("look-alikes with _", lookAlikes("_")),
 		forgedHeaders("look-alikes with .", lookAlikes(".")),
 		forgedConnection("Connection names it", ""),
-		forgedConnection("Connection names it, and it is forged", "<4>"),
+		forgedConnection("Connection names it, forged too", "<4>"),
 		forgeryKind{title: "the PROXY protocol", preamble: true},
 	)
 }

@@ -303,6 +303,8 @@ func (s *probeSender) troubleOf(err error) *probeTrouble {
 	)
 	at := s.target.Host
 	switch {
+	case errors.Is(err, context.Canceled):
+		return troublef(troubleSilent, "interrupted")
 	case errors.As(err, &lookup) && lookup.IsNotFound:
 		return troublef(troubleSilent, "there is no host %s", printable(lookup.Name, maxWord))
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():

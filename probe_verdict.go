@@ -14,15 +14,11 @@ import (
 type probeVerdict int
 
 const (
-	verdictSpoofProof    probeVerdict = 0
-	verdictUnclear       probeVerdict = 1 // with an error: Caddy's own code for these
-	verdictSpoofable     probeVerdict = 10
-	verdictUnresolved    probeVerdict = 11
-	verdictOverGrouped   probeVerdict = 12
-	hopsTooHighAdvice                 = "`hops` is %d too high: lower it by %d, and drop the word unverified if you can name the ranges of your proxies"
-	passedOnAdvice                    = "whoever connects to Caddy is trusted, and passes on what the caller wrote. "
-	nginxForwardedFor                 = "in nginx, `proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;`"
-	nothingInFrontAdvice              = "If nothing stands in front, write `client connection` and no trusted_proxies"
+	verdictSpoofProof  probeVerdict = 0
+	verdictUnclear     probeVerdict = 1 // with an error: Caddy's own code for these
+	verdictSpoofable   probeVerdict = 10
+	verdictUnresolved  probeVerdict = 11
+	verdictOverGrouped probeVerdict = 12
 )
 
 // gravestFirst orders the verdicts: one that is more urgent comes first.
@@ -75,11 +71,10 @@ func (r *probeRun) plain() *probeExchange { return r.Exchanges[0] }
 func (r *probeRun) judgeForged(e *probeExchange) {
 	plain := r.plain().resolved
 	if e.trouble != nil {
-		switch e.trouble.kind {
-		case troubleSilent, troubleLimited:
+		e.Outcome = fateRefused
+		silent := e.trouble.kind == troubleSilent || e.trouble.kind == troubleLimited
+		if silent && e.Preamble == "" { // whatever a server makes of a preamble, it does not believe it
 			e.Outcome = fateFailed
-		default:
-			e.Outcome = fateRefused
 		}
 		return
 	}
@@ -210,6 +205,14 @@ func (e *probeExchange) shownResolved() string {
 	}
 	return e.resolved.String()
 }
+
+// What mends several of the mistakes.
+const (
+	hopsTooHighAdvice    = "`hops` is %d too high: lower it by %d, and drop the word unverified if you can name the ranges of your proxies"
+	passedOnAdvice       = "whoever connects to Caddy is trusted, and passes on what the caller wrote. "
+	nginxForwardedFor    = "in nginx, `proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;`"
+	nothingInFrontAdvice = "If nothing stands in front, write `client connection` and no trusted_proxies"
+)
 
 // mendSpoofing names what is probably wrong where a forgery worked.
 func (r *probeRun) mendSpoofing(e *probeExchange) string {

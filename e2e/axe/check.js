@@ -105,7 +105,7 @@ async function look(page, test, scheme, size) {
 }
 
 const home = await mkdtemp(join(tmpdir(), 'edge_limit-axe-'))
-let server, browser
+let server, ended, browser
 try {
 	const ports = { proxies: await freePort(), bare: await freePort(), none: await freePort() }
 	const site = (port, client) => `http://:${port} {
@@ -131,7 +131,10 @@ try {
 	})
 	let output = ''
 	server.stderr.on('data', chunk => { output += chunk })
-	server.on('exit', code => { if (code) console.error(output) })
+	ended = new Promise(resolve => server.on('exit', code => {
+		if (code) console.error(output)
+		resolve()
+	}))
 	for (const test of cases) test.url = `http://127.0.0.1:${ports[test.site]}${test.path}`
 	await listening(cases[0].url)
 
@@ -151,6 +154,7 @@ try {
 } finally {
 	await browser?.close()
 	server?.kill()
+	await ended // it writes until it ends
 	await rm(home, { recursive: true, force: true })
 }
 console.log(`${passes} passed, ${failures} failed`)
