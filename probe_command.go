@@ -32,8 +32,8 @@ once honestly, then with forged headers of all kinds, and compares the answers.
 The addresses that are forged are of the ranges for documentation.
 
 It connects directly, without any HTTP proxy, to one address of the host, and
-follows no redirect: it names the URL to probe instead. Some sixty requests are
-sent; limits count them.
+follows no redirect: it names the URL to probe instead. More than fifty requests
+are sent; limits count them.
 
 Exit status:
 

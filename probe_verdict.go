@@ -269,7 +269,7 @@ func (r *probeRun) judgeAddress() {
 		return
 	}
 	if says := r.overGrouped(); says != "" {
-		r.Findings = append(r.Findings, newProbeFinding(verdictOverGrouped, r.mendGrouping(), "%s: everybody who comes that way shares one budget", says))
+		r.Findings = append(r.Findings, newProbeFinding(verdictOverGrouped, r.mendGrouping(), "%s; everybody who comes that way shares one budget", says))
 	}
 }
 

@@ -130,6 +130,11 @@ func TestProveBehindNginx(t *testing.T) {
 			status: 1, says: []string{"Error: could not tell: ", "status 429"},
 		},
 		{
+			name: "a limit that leaves the probe out", nginx: appends,
+			site:   "@limited not path /client-ip\nedge_limit @limited {\n" + oneHop + "\nlimit few 5/h\n}\nedge_limit_probe /client-ip",
+			status: 0, says: []string{"SPOOF-PROOF"},
+		},
+		{
 			name: "no probe", nginx: appends, site: "edge_limit\nrespond 404",
 			status: 1, says: []string{"Error: could not tell: no probe is there: status 404", "edge_limit_probe"},
 		},
