@@ -361,7 +361,7 @@ func (c *Client) takeEntry(entry string, rest *chain.Reader, res *resolution, by
 func (c *Client) explain(res *resolution) []probedEntry {
 	var explained []probedEntry
 	entries := c.entries(res.lines)
-	writer, verified := "caller", res.peerTrusted && res.source != sourceProof
+	writer, verified := "caller", res.peerTrusted && !res.proven
 	if verified {
 		writer = "peer"
 	}
