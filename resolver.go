@@ -34,6 +34,15 @@ var identityHeaders = []string{
 	"X-Original-Forwarded-For", "Forwarded-For", "X-Envoy-External-Address",
 }
 
+// rareIdentityHeaders are read by somebody as the client's address, and are not
+// always removed: some configuration may read one.
+var rareIdentityHeaders = []string{
+	"X-Forwarded", "X-Client", "X-Remote-IP", "X-Remote-Addr", "Remote-Addr", "X-Originating-IP", "X-Host-IP",
+	"X-ProxyUser-IP", "Proxy-Client-IP", "WL-Proxy-Client-IP", "X-Azure-ClientIP", "X-Azure-SocketIP",
+	"X-Appengine-User-IP", "X-Vercel-Forwarded-For", "X-NF-Client-Connection-IP", "DO-Connecting-IP",
+	"X-Connecting-IP", "Ali-CDN-Real-IP", "Incap-Client-IP", "X-Sucuri-ClientIP", "X-Bluecoat-Via", "Akamai-Client-IP",
+}
+
 // source is why a client is believed.
 type source uint8
 

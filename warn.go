@@ -49,15 +49,11 @@ func (h *Handler) warnResolution(r *http.Request, res *resolution) {
 func (c *Client) advice(res *resolution) string {
 	header := c.Header
 	if res.proven && !res.resolved() {
-		advice := "whoever holds the proof must state the client: send exactly one address in " + c.Proof.clientHeader()
-		if res.reason == reasonMalformed {
-			advice += "; what was sent is no address"
-		}
-		return advice
+		return c.Proof.advice(res.reason)
 	}
 	switch res.reason {
 	case reasonMissingHeader:
-		return "your proxy sends no " + header + ": in nginx add `proxy_set_header " + header + " $proxy_add_x_forwarded_for;`; " +
+		return "your proxy sends no " + header + ": " + c.addHeaderAdvice() + "; " +
 			"for health checks, which carry none, route their path around edge_limit"
 	case reasonMalformed:
 		return "the entry that must be read in " + header + " is no address: let the proxy write the address of its peer there, and nothing else"
@@ -78,6 +74,29 @@ func (c *Client) advice(res *resolution) string {
 		return "the answer rests on unverified hops: whoever reaches an inner proxy directly can choose it"
 	}
 	return ""
+}
+
+// addHeaderAdvice says how a proxy is brought to write the header that is read.
+func (c *Client) addHeaderAdvice() string {
+	value := "$remote_addr"
+	switch {
+	case c.reads == forwardedChain:
+		return "let it append an element with the address of its peer (RFC 7239)"
+	case c.Header == headerForwardedFor && !c.SingleValue:
+		value = "$proxy_add_x_forwarded_for"
+	}
+	return "in nginx add `proxy_set_header " + c.Header + " " + value + ";`"
+}
+
+// advice says what a sender must mend who has presented the proof.
+func (p *Proof) advice(why reason) string {
+	switch why {
+	case reasonNotSingle:
+		return "whoever holds the proof must state exactly one address in " + p.clientHeader() + ", and not a list"
+	case reasonMalformed:
+		return "what the holder of the proof states in " + p.clientHeader() + " is no address"
+	}
+	return "whoever holds the proof must state the client: send its address in " + p.clientHeader()
 }
 
 // noteRemoved looks at a header that is removed when the request is first seen.
