@@ -139,7 +139,8 @@ func TestCeilingHoldsInAnyWindow(t *testing.T) {
 // Who fills the ceiling in one moment, wherever in a slot that is, finds it full
 // for at least a window: not a nanosecond less, for windows of any length.
 func TestCeilingIsFullForAWindow(t *testing.T) {
-	for _, text := range []string{"1/1ms", "3/1000001ns", "7/1000063ns", "1/s", "10/1000000001ns", "5/m", "2/3600000000033ns"} {
+	for _, text := range []string{"1/1ms", "3/1000001ns", "7/1000063ns", "1/s", "10/1000000001ns", "5/m", "2/3600000000033ns",
+		"100/1ms", "65/1000001ns", "100/1000063ns", "100/1s", "5000/3600000000033ns"} {
 		_, r := slidingCountOf(t, text)
 		slot := int64(r.window) / windowSlots
 		for _, width := range []int64{slot, slot + 1} {
@@ -326,53 +327,55 @@ func TestCeilingConcurrentTakes(t *testing.T) {
 
 func TestCeilingGiveBack(t *testing.T) {
 	const start = int64(1000 * time.Hour)
-	fill := func(s *slidingCount, n int, now int64) (slots []int64) {
+	fill := func(s *slidingCount, n int, now int64) (marks []int64) {
 		for range n {
-			if slot, _, ok := s.take(now); ok {
-				slots = append(slots, slot)
+			if mark, _, ok := s.take(now); ok {
+				marks = append(marks, mark)
 			}
 		}
-		return slots
+		return marks
 	}
-	for _, row := range []struct {
-		reason string
-		do     func(s *slidingCount)
-		pass   int // of 100 afterwards, at start, below 10/s
-	}{
-		{"one given back", func(s *slidingCount) { s.giveBack(fill(s, 10, start)[3]) }, 1},
-		{"all given back", func(s *slidingCount) {
-			for _, slot := range fill(s, 10, start) {
-				s.giveBack(slot)
-			}
-		}, 10},
-		{"given back half a window later", func(s *slidingCount) {
-			slots := fill(s, 10, start-int64(500*time.Millisecond))
-			s.peek(start)
-			s.giveBack(slots[0])
-		}, 1},
-		{"given back in the last moment of its window", func(s *slidingCount) {
-			slots := fill(s, 4, start-int64(time.Second)+1)
-			fill(s, 6, start)
-			s.giveBack(slots[0])
-		}, 1},
-		{"given back when its window has passed: nothing is left to give", func(s *slidingCount) {
-			slots := fill(s, 10, start-int64(2*time.Second))
-			fill(s, 10, start)
-			for _, slot := range slots {
-				s.giveBack(slot)
-			}
-		}, 0},
-		{"given back when many windows have passed", func(s *slidingCount) {
-			slots := fill(s, 10, start-int64(100*time.Hour))
-			fill(s, 10, start)
-			for _, slot := range slots {
-				s.giveBack(slot)
-			}
-		}, 0},
-	} {
-		s, _ := slidingCountOf(t, "10/s")
-		row.do(s)
-		expect(t, len(fill(s, 100, start)), row.pass, row.reason+": requests pass")
+	for _, count := range []int{10, 100} {
+		for _, row := range []struct {
+			reason string
+			do     func(s *slidingCount)
+			pass   int // of many afterwards, at start
+		}{
+			{"one given back", func(s *slidingCount) { s.giveBack(fill(s, count, start)[3]) }, 1},
+			{"all given back", func(s *slidingCount) {
+				for _, mark := range fill(s, count, start) {
+					s.giveBack(mark)
+				}
+			}, count},
+			{"given back half a window later", func(s *slidingCount) {
+				marks := fill(s, count, start-int64(500*time.Millisecond))
+				s.peek(start)
+				s.giveBack(marks[0])
+			}, 1},
+			{"given back in the last moment of its window", func(s *slidingCount) {
+				marks := fill(s, 4, start-int64(time.Second)+1)
+				fill(s, count-4, start)
+				s.giveBack(marks[0])
+			}, 1},
+			{"given back when its window has passed: nothing is left to give", func(s *slidingCount) {
+				marks := fill(s, count, start-int64(2*time.Second))
+				fill(s, count, start)
+				for _, mark := range marks {
+					s.giveBack(mark)
+				}
+			}, 0},
+			{"given back when many windows have passed", func(s *slidingCount) {
+				marks := fill(s, count, start-int64(100*time.Hour))
+				fill(s, count, start)
+				for _, mark := range marks {
+					s.giveBack(mark)
+				}
+			}, 0},
+		} {
+			s, _ := slidingCountOf(t, fmt.Sprintf("%d/s", count))
+			row.do(s)
+			expect(t, len(fill(s, 2*count, start)), row.pass, fmt.Sprintf("%d/s, %s: requests pass", count, row.reason))
+		}
 	}
 }
 

@@ -888,6 +888,29 @@ http://test.local {
 	expect(t, unresolvedDenials.count(outcomeDenied)-before, 3, "denials are counted")
 }
 
+// Observed, it is counted once a request too, however often handlers run.
+func TestUnresolvedIsObservedOnce(t *testing.T) {
+	i := newInstance(t, `{
+	edge_limit {
+		client {
+			trusted_proxies static 10.0.0.0/8
+		}
+		unresolved deny
+		observe
+	}
+}
+http://test.local {
+	route {
+		edge_limit
+		edge_limit
+		respond ok
+	}
+}`)
+	before := unresolvedDenials.count(outcomeWouldDeny)
+	expect(t, i.passed(3, "10.0.0.1", "/"), 3, "requests pass")
+	expect(t, unresolvedDenials.count(outcomeWouldDeny)-before, 3, "would-be denials are counted")
+}
+
 // Whatever the method, a request is a request.
 func TestMethodsCountAlike(t *testing.T) {
 	methods := []string{"GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "TRACE", "CONNECT", "BREW", "get", "PROPFIND"}
