@@ -183,7 +183,7 @@ func (p *Proof) provision(ctx caddy.Context) error {
 		p.digests = append(p.digests, sha256.Sum256([]byte(value)))
 	}
 	if p.Header != "Proxy-Authorization" && p.Header != "Authorization" {
-		ctx.Logger().Warn("the proof's header is written to Caddy's access logs in clear: "+
+		warnOnce(ctx.Logger(), p.Header, "proof_header", "the proof's header is written to Caddy's access logs in clear: "+
 			"use Proxy-Authorization, which they redact, or delete the field from the logs",
 			zap.String("header", p.Header),
 			zap.String("log_filter", "format filter { request>headers>"+p.Header+" delete }"))
