@@ -26,7 +26,7 @@ configuration says about it.`,
 }
 
 // subcommands make the commands of `caddy edge-limit`.
-var subcommands = []func() *cobra.Command{newProbeCommand}
+var subcommands = []func() *cobra.Command{newProbeCommand, auditCommand}
 
 // endWith makes the command's process end with a status, without a word about
 // it. Status 1 is Caddy's own, for errors: to get it, return an error instead,
