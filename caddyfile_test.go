@@ -209,7 +209,7 @@ func TestWarningsAtLoad(t *testing.T) {
 		{"hops unverified", "client {\ntrusted_proxies static 10.0.0.0/8\nhops 2 unverified\n}", "hops are counted unverified", "2"},
 		{"one hop unverified passes over nothing", "client {\ntrusted_proxies static 10.0.0.0/8\nhops 1 unverified\n}", "", ""},
 		{"proof in a header that logs redact", "client {\nproof Proxy-Authorization {env.PATH}\n}", "", ""},
-		{"proof in another header", "client {\nproof X-Proof {env.PATH}\n}", "access logs in clear", "request>headers>X-Proof delete"},
+		{"proof in another header", "client {\nproof X-Proof {env.PATH}\n}", "error and access logs in clear", "request>headers>X-Proof delete"},
 		{"a key of the peer's address", "limit peers 10/m {\nkey {remote_host}\n}", "", ""},
 		{"a key of the peer's address behind proxies", "client {\ntrusted_proxies static 10.0.0.0/8\n}\nlimit peers 10/m {\nkey {remote_host}\n}", "write key client", "peers"},
 	} {

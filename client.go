@@ -123,7 +123,7 @@ func (c *Client) validate() error {
 
 func (p *Proof) validate() error {
 	if !httpguts.ValidHeaderFieldName(p.Header) {
-		return fmt.Errorf("proof: %q is no name of a header", p.Header)
+		return errors.New("proof: what follows the word is no name of a header (it is not shown: it may be the secret); write proof <header> <secret>")
 	}
 	if p.ClientHeader != "" && !httpguts.ValidHeaderFieldName(p.ClientHeader) {
 		return fmt.Errorf("proof: client_header %q is no name of a header", p.ClientHeader)
@@ -183,7 +183,7 @@ func (p *Proof) provision(ctx caddy.Context) error {
 		p.digests = append(p.digests, sha256.Sum256([]byte(value)))
 	}
 	if p.Header != "Proxy-Authorization" && p.Header != "Authorization" {
-		warnOnce(ctx.Logger(), p.Header, "proof_header", "the proof's header is written to Caddy's access logs in clear: "+
+		warnOnce(ctx.Logger(), p.Header, "proof_header", "the proof's header is written to Caddy's error and access logs in clear: "+
 			"use Proxy-Authorization, which they redact, or delete the field from the logs",
 			zap.String("header", p.Header),
 			zap.String("log_filter", "format filter { request>headers>"+p.Header+" delete }"))

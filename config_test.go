@@ -105,8 +105,8 @@ var mistakenOptions = []struct {
 	{"trusted_proxies without a module", `"client": {"trusted_proxies": [{"ranges": ["10.0.0.0/8"]}]}`, "source"},
 	{"trusted_proxies no range", `"client": {"trusted_proxies": [{"source": "static", "ranges": ["10.0.0.0/33"]}]}`, "10.0.0.0/33"},
 
-	{"proof without a header", `"client": {"proof": {"secrets": ["a secret"]}}`, `proof: "" is no name of a header`},
-	{"proof no header", `"client": {"proof": {"header": "X Proof", "secrets": ["a secret"]}}`, `proof: "X Proof" is no name of a header`},
+	{"proof without a header", `"client": {"proof": {"secrets": ["a secret"]}}`, `proof: what follows the word is no name of a header`},
+	{"proof no header", `"client": {"proof": {"header": "X Proof", "secrets": ["a secret"]}}`, `proof: what follows the word is no name of a header`},
 	{"proof without a secret", `"client": {"proof": {"header": "X-Proof"}}`, "write proof <header> {env.NAME}"},
 	{"proof with an empty secret", `"client": {"proof": {"header": "X-Proof", "secrets": ["a secret", ""]}}`, "an empty secret would let everybody in"},
 	{"proof with a blank secret", `"client": {"proof": {"header": "X-Proof", "secrets": ["  "]}}`, "an empty secret would let everybody in"},

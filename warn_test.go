@@ -383,7 +383,7 @@ http://test.local {
 // of where access logs show it.
 func TestWarningOfProofHeader(t *testing.T) {
 	for header, parts := range map[string][]string{
-		"X-Proof-Warned":      {"access logs in clear", "X-Proof-Warned", "request>headers>X-Proof-Warned delete", "Proxy-Authorization"},
+		"X-Proof-Warned":      {"error and access logs in clear", "X-Proof-Warned", "request>headers>X-Proof-Warned delete", "Proxy-Authorization"},
 		"Proxy-Authorization": nil,
 		"Authorization":       nil,
 	} {
