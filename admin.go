@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -315,7 +316,7 @@ func (a *App) clientOf(site string) (*Client, *caddyhttp.Server, error) {
 
 // handlerFor finds the first edge_limit in the routes that a host takes.
 func handlerFor(routes caddyhttp.RouteList, host string) *Handler {
-	request := &http.Request{Host: host, Header: make(http.Header)}
+	request := &http.Request{Host: host, URL: new(url.URL), Header: make(http.Header)}
 	for _, route := range routes {
 		if !takesHost(route, request) {
 			continue

@@ -37,13 +37,13 @@ type App struct {
 	// where that storage is a file system.
 	Persist *bool `json:"persist,omitempty"`
 
-	// Limits that sites can use by name.
+	// Limits that sites can use by name. Default: none.
 	Limits []*Limit `json:"limits,omitempty"`
 
-	// Ceilings that sites can use by name.
+	// Ceilings that sites can use by name. Default: none.
 	Ceilings []*Ceiling `json:"ceilings,omitempty"`
 
-	// Bounds of requests in flight that sites can use by name.
+	// Bounds of requests in flight that sites can use by name. Default: none.
 	InFlight []*InFlight `json:"in_flight,omitempty"`
 
 	ctx          caddy.Context

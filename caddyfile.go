@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -85,10 +86,21 @@ func (a *App) unmarshalSetting(b *block) error {
 	case "max_keys":
 		return b.once(func() error { return b.number(&a.MaxKeys, 1, maxMaxKeys) })
 	case "pepper":
-		return b.once(func() error { return b.word(&a.Pepper) })
+		return b.once(func() error {
+			if err := b.word(&a.Pepper, "{env.NAME}"); err != nil {
+				return err
+			}
+			if strings.Contains(a.Pepper, "{") {
+				return nil // its length is known when it is read
+			}
+			if err := requireLongPepper(a.Pepper); err != nil {
+				return fmt.Errorf("pepper: %w", err)
+			}
+			return nil
+		})
 	case "persist":
 		return b.once(func() error {
-			return b.argument(func(text string) error {
+			return b.argument("on or off", func(text string) error {
 				if text != "on" && text != "off" {
 					return fmt.Errorf("%q: must be on or off", text)
 				}
@@ -98,7 +110,7 @@ func (a *App) unmarshalSetting(b *block) error {
 			})
 		})
 	}
-	return b.unrecognized()
+	return b.unrecognized("limit, ceiling, in_flight, client, unresolved, forward, strip, ratelimit_headers, observe, ipv4_prefix, ipv6_prefix, max_keys, pepper, persist")
 }
 
 // parseDirective makes a handler of the directive. The directive's matcher goes
@@ -143,6 +155,7 @@ func (handler *Handler) unmarshalCaddyfile(h httpcaddyfile.Helper) error {
 			handler.MatcherSetsRaw = caddyhttp.RawMatcherSets{matcher}
 		}
 	}
+	places := make(map[string]string)
 	for d.NextArg() {
 		if global.definitionOf(d.Val()) == "" {
 			return place(d, unknownNameError(d.Val()))
@@ -151,10 +164,10 @@ func (handler *Handler) unmarshalCaddyfile(h httpcaddyfile.Helper) error {
 			return placef(d, "%s is used twice", d.Val())
 		}
 		handler.Use = append(handler.Use, d.Val())
+		places[d.Val()] = placeOf(d)
 	}
 
 	b := block{Dispenser: d}
-	places := make(map[string]string)
 	for b.next() {
 		at := placeOf(d)
 		if known, err := handler.Options.unmarshalOption(&b); err != nil {
@@ -167,7 +180,7 @@ func (handler *Handler) unmarshalCaddyfile(h httpcaddyfile.Helper) error {
 			return err
 		}
 		if !known {
-			return b.unrecognized()
+			return b.unrecognized("limit, ceiling, in_flight, client, unresolved, forward, strip, ratelimit_headers, observe")
 		}
 		if before, ok := places[name]; ok {
 			return fmt.Errorf("the name %s is defined twice, at %s and at %s: give one of them another name", name, before, at)
@@ -295,28 +308,28 @@ func (o *Options) unmarshalOption(b *block) (known bool, err error) {
 		})
 	case "unresolved":
 		err = b.once(func() error {
-			if err := b.word(&o.Unresolved); err != nil {
+			if err := b.word(&o.Unresolved, "share, deny or exempt"); err != nil {
 				return err
 			}
 			return o.validate()
 		})
 	case "forward":
 		err = b.once(func() error {
-			if err := b.words(&o.Forward); err != nil {
+			if err := b.words(&o.Forward, "off, or the names of headers"); err != nil {
 				return err
 			}
 			return validateForward(o.Forward)
 		})
 	case "ratelimit_headers":
 		err = b.once(func() error {
-			if err := b.word(&o.RatelimitHeaders); err != nil {
+			if err := b.word(&o.RatelimitHeaders, "off, ietf or x"); err != nil {
 				return err
 			}
 			return o.validate()
 		})
 	case "strip":
 		err = b.once(func() error {
-			if err := b.words(&o.Strip); err != nil {
+			if err := b.words(&o.Strip, "the names of headers"); err != nil {
 				return err
 			}
 			return validateHeaderNames("strip", o.Strip)
@@ -337,13 +350,13 @@ func (o *Options) unmarshalOption(b *block) (known bool, err error) {
 func parseProbe(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	h.Next() // the directive's name
 	probe := new(Probe)
-	if h.NextArg() {
-		return nil, placedError{h.ArgErr()}
-	}
 	b := block{Dispenser: h.Dispenser}
+	if err := b.end(); err != nil {
+		return nil, err
+	}
 	for b.next() {
 		if b.Val() != "detail" {
-			return nil, b.unrecognized()
+			return nil, b.unrecognized("detail")
 		}
 		if err := b.once(func() error { return b.flag(&probe.Detail) }); err != nil {
 			return nil, place(h.Dispenser, err)

@@ -18,6 +18,7 @@ type block struct {
 	*caddyfile.Dispenser
 	nesting int
 	entered bool
+	line    string // the word that begins the line
 	seen    map[string]bool
 }
 
@@ -26,7 +27,13 @@ func (b *block) next() bool {
 	if !b.entered {
 		b.nesting, b.entered = b.Nesting(), true
 	}
-	return b.NextBlock(b.nesting)
+	if !b.NextBlock(b.nesting) {
+		return false
+	}
+	if b.Val() != "{" {
+		b.line = b.Val()
+	}
+	return true
 }
 
 // placedError names a file and a line already.
@@ -46,8 +53,11 @@ func placef(d *caddyfile.Dispenser, format string, args ...any) error {
 	return place(d, fmt.Errorf(format, args...))
 }
 
-// placeOf is the file and line of the current token.
-func placeOf(d *caddyfile.Dispenser) string { return fmt.Sprintf("%s:%d", d.File(), d.Line()) }
+// placeOf is the file and line of the current token, and where a snippet was
+// imported from.
+func placeOf(d *caddyfile.Dispenser) string {
+	return strings.TrimPrefix(d.Err("").Error(), ", at ")
+}
 
 // once parses a line whose word may stand once in the block.
 func (b *block) once(parse func() error) error {
@@ -62,8 +72,12 @@ func (b *block) once(parse func() error) error {
 	return place(b.Dispenser, parse())
 }
 
-func (b *block) unrecognized() error {
-	return placef(b.Dispenser, "unrecognized subdirective %q", b.Val())
+// unrecognized refuses a line of the block, and says what could stand there.
+func (b *block) unrecognized(possible string) error {
+	if b.Val() == "{" {
+		return placef(b.Dispenser, "%s takes no block", b.line)
+	}
+	return placef(b.Dispenser, "unrecognized subdirective %q; possible here: %s", b.Val(), possible)
 }
 
 // end refuses further arguments on the line.
@@ -74,11 +88,11 @@ func (b *block) end() error {
 	return nil
 }
 
-// argument reads the one argument of the line.
-func (b *block) argument(read func(text string) error) error {
+// argument reads the one argument of the line. what says what it is.
+func (b *block) argument(what string, read func(text string) error) error {
 	word := b.Val()
 	if !b.NextArg() {
-		return placef(b.Dispenser, "%s: an argument is missing", word)
+		return placef(b.Dispenser, "%s: an argument is missing: write %s", word, what)
 	}
 	if err := read(b.Val()); err != nil {
 		return place(b.Dispenser, fmt.Errorf("%s %w", word, err))
@@ -86,14 +100,14 @@ func (b *block) argument(read func(text string) error) error {
 	return b.end()
 }
 
-func (b *block) word(target *string) error {
-	return b.argument(func(text string) error { *target = text; return nil })
+func (b *block) word(target *string, what string) error {
+	return b.argument(what, func(text string) error { *target = text; return nil })
 }
 
-func (b *block) words(target *[]string) error {
+func (b *block) words(target *[]string, what string) error {
 	word := b.Val()
 	if *target = b.RemainingArgs(); len(*target) == 0 {
-		return placef(b.Dispenser, "%s: an argument is missing", word)
+		return placef(b.Dispenser, "%s: an argument is missing: write %s", word, what)
 	}
 	return nil
 }
@@ -104,10 +118,11 @@ func (b *block) flag(target *bool) error {
 }
 
 func (b *block) number(target *int, from, to int) error {
-	return b.argument(func(text string) error {
+	what := fmt.Sprintf("a whole number from %d to %d", from, to)
+	return b.argument(what, func(text string) error {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < from || n > to {
-			return fmt.Errorf("%q: must be a whole number from %d to %d", text, from, to)
+			return fmt.Errorf("%q: must be %s", text, what)
 		}
 		*target = n
 		return nil
@@ -116,8 +131,11 @@ func (b *block) number(target *int, from, to int) error {
 
 // count reads a whole number of at least 1.
 func (b *block) count(target *int64) error {
-	return b.argument(func(text string) error {
+	return b.argument("a whole number of at least 1", func(text string) error {
 		n, err := strconv.ParseInt(text, 10, 64)
+		if errors.Is(err, strconv.ErrRange) && n > 0 {
+			return fmt.Errorf("%q is too large", text)
+		}
 		if err != nil || n < 1 {
 			return fmt.Errorf("%q: must be a whole number of at least 1", text)
 		}
@@ -132,23 +150,31 @@ func (b *block) nameAndRate(name, rate *string) error {
 	if !b.Args(name, rate) {
 		return placef(b.Dispenser, "%s needs a name and a rate: write for example %s login 10/m", word, word)
 	}
-	return b.end()
+	if b.NextArg() {
+		return placef(b.Dispenser, "unexpected argument %q: %s needs a name and a rate: write for example %s login 10/m", b.Val(), word, word)
+	}
+	return nil
 }
 
 // matcher reads a matcher by name, by path, or as a block. h is nil in the global
 // options, which know no names.
 func (b *block) matcher(h *httpcaddyfile.Helper, target *caddyhttp.RawMatcherSets) error {
+	const forms = "write @name, a path that begins with /, or a block of matchers"
+	opening := *b.Dispenser
 	if b.CountRemainingArgs() > 0 {
 		if h == nil {
 			b.NextArg()
-			return placef(b.Dispenser, "match %s: matchers have names in a site only; write match { ... } here", b.Val())
+			return placef(b.Dispenser, "match %s: in the global options only a block is possible: write match { ... }", b.Val())
 		}
 		set, ok, err := h.MatcherToken()
 		if err != nil {
 			return err
 		}
 		if !ok {
-			return placef(b.Dispenser, "match %s: write @name, a path that begins with /, or a block of matchers", b.Val())
+			return placef(b.Dispenser, "match %s: %s", b.Val(), forms)
+		}
+		if next := *b.Dispenser; next.NextBlock(next.Nesting()) {
+			return placef(b.Dispenser, "match %s and a block: %s", b.Val(), forms)
 		}
 		if set != nil {
 			*target = caddyhttp.RawMatcherSets{set}
@@ -157,10 +183,13 @@ func (b *block) matcher(h *httpcaddyfile.Helper, target *caddyhttp.RawMatcherSet
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(b.Dispenser)
 	if err != nil {
-		return placedByCaddy(b.Dispenser, err)
+		return placedByCaddy(&opening, err)
 	}
 	if len(set) == 0 {
-		return placef(b.Dispenser, "match: a matcher is missing")
+		if h == nil {
+			return placef(&opening, "match: a matcher is missing: write match { ... }")
+		}
+		return placef(&opening, "match: a matcher is missing: %s", forms)
 	}
 	*target = caddyhttp.RawMatcherSets{set}
 	return nil

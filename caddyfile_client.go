@@ -32,7 +32,7 @@ func (c *Client) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}
 		c.Connection = true
 		if d.NextArg() {
-			return placedError{d.ArgErr()}
+			return placef(d, "unexpected argument %q", d.Val())
 		}
 	}
 	b := block{Dispenser: d}
@@ -48,7 +48,12 @@ func (c *Client) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		case "trusted_proxies_unix":
 			err = b.once(func() error { return b.flag(&c.TrustedProxiesUnix) })
 		case "header":
-			err = b.once(func() error { return b.word(&c.Header) })
+			err = b.once(func() error {
+				if err := b.word(&c.Header, "the name of a header"); err != nil {
+					return err
+				}
+				return validateHeaderNames("header", []string{c.Header})
+			})
 		case "hops":
 			err = b.once(func() error { return c.unmarshalHops(&b) })
 		case "single_value":
@@ -59,7 +64,7 @@ func (c *Client) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 				return c.Proof.unmarshalCaddyfile(d)
 			})
 		default:
-			err = b.unrecognized()
+			err = b.unrecognized("trusted_proxies, trusted_proxies_unix, header, hops, single_value, proof")
 		}
 		if err != nil {
 			return place(d, err)
@@ -76,7 +81,7 @@ func (c *Client) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 func (c *Client) unmarshalHops(b *block) error {
 	if !b.NextArg() {
-		return placedError{b.ArgErr()}
+		return placef(b.Dispenser, "hops: an argument is missing: write a number from 1 to %d", maxHops)
 	}
 	n, err := strconv.Atoi(b.Val())
 	if err != nil || n < 1 || n > maxHops {
@@ -94,7 +99,7 @@ func (c *Client) unmarshalHops(b *block) error {
 
 func (p *Proof) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if !d.NextArg() {
-		return placedError{d.ArgErr()}
+		return placef(d, "proof: a header and a secret are missing: write proof <header> {env.NAME}")
 	}
 	p.Header = d.Val()
 	p.Secrets = d.RemainingArgs()
@@ -104,9 +109,14 @@ func (p *Proof) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	b := block{Dispenser: d}
 	for b.next() {
 		if b.Val() != "client_header" {
-			return b.unrecognized()
+			return b.unrecognized("client_header")
 		}
-		if err := b.once(func() error { return b.word(&p.ClientHeader) }); err != nil {
+		if err := b.once(func() error {
+			if err := b.word(&p.ClientHeader, "the name of a header"); err != nil {
+				return err
+			}
+			return validateHeaderNames("client_header", []string{p.ClientHeader})
+		}); err != nil {
 			return err
 		}
 	}
@@ -125,7 +135,7 @@ func unmarshalIPSource(d *caddyfile.Dispenser) (json.RawMessage, error) {
 	name := d.Val()
 	if name == "private_ranges" {
 		if d.NextArg() {
-			return nil, placedError{d.ArgErr()}
+			return nil, placef(d, "unexpected argument %q: private_ranges stands alone: write %s static %s on a line of its own", d.Val(), directive, d.Val())
 		}
 		return ipSourceJSON(&caddyhttp.StaticIPRange{Ranges: caddyhttp.PrivateRangesCIDR()}), nil
 	}
@@ -147,7 +157,7 @@ func unmarshalIPSource(d *caddyfile.Dispenser) (json.RawMessage, error) {
 
 func validateRanges(directive string, ranges []string) error {
 	if len(ranges) == 0 {
-		return fmt.Errorf("%s: no range is given", directive)
+		return fmt.Errorf("%s: no range is given: write for example %s static 10.0.0.0/8", directive, directive)
 	}
 	for _, text := range ranges {
 		if _, err := caddyhttp.CIDRExpressionToPrefix(text); err != nil {

@@ -2,6 +2,7 @@ package edgelimit
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 
 	"github.com/caddyserver/caddy/v2"
@@ -61,9 +62,14 @@ func unmarshalLimit(b *block, h *httpcaddyfile.Helper) (*Limit, error) {
 		case "burst":
 			err = inner.once(func() error { return inner.count(&limit.Burst) })
 		case "key":
-			err = inner.once(func() error { return inner.words(&limit.Key) })
+			err = inner.once(func() error { return inner.keyParts(&limit.Key) })
 		case "key_writer":
-			err = inner.once(func() error { return inner.word(&limit.KeyWriter) })
+			err = inner.once(func() error {
+				if err := inner.word(&limit.KeyWriter, "caller or server"); err != nil {
+					return err
+				}
+				return validateKeyWriter(limit.KeyWriter)
+			})
 		case "ipv4_prefix":
 			err = inner.once(func() error { return inner.number(&limit.IPv4Prefix, 1, 32) })
 		case "ipv6_prefix":
@@ -77,13 +83,19 @@ func unmarshalLimit(b *block, h *httpcaddyfile.Helper) (*Limit, error) {
 		case "ban":
 			err = inner.once(func() error { return limit.unmarshalBan(&inner) })
 		case "cost":
-			err = inner.once(func() error { return inner.word(&limit.Cost) })
+			err = inner.once(func() error {
+				if err := inner.word(&limit.Cost, "a positive number or a placeholder"); err != nil {
+					return err
+				}
+				_, err := parseCost(limit.Cost, math.MaxInt64) // the burst may follow
+				return err
+			})
 		case "status":
 			err = inner.once(func() error { return inner.number(&limit.Status, 400, 599) })
 		case "observe":
 			err = inner.once(func() error { return inner.flag(&limit.Observe) })
 		default:
-			err = inner.unrecognized()
+			err = inner.unrecognized("burst, key, key_writer, ipv4_prefix, ipv6_prefix, match, exempt, on_status, ban, cost, status, observe")
 		}
 		if err != nil {
 			return limit, place(inner.Dispenser, err)
@@ -123,12 +135,21 @@ func (l *Limit) unmarshalBan(b *block) error {
 	return b.end()
 }
 
+// keyParts reads the parts of a key.
+func (b *block) keyParts(target *[]string) error {
+	if err := b.words(target, "the word client, placeholders or text"); err != nil {
+		return err
+	}
+	_, err := parseKey(*target)
+	return err
+}
+
 // unmarshalExempt takes ranges, private_ranges among them, or one module of the
 // http.ip_sources namespace with its arguments.
 func (l *Limit) unmarshalExempt(d *caddyfile.Dispenser) error {
 	probe := *d
 	if !probe.NextArg() {
-		return placef(d, "exempt: no range is given")
+		return placef(d, "exempt: no range is given: write for example exempt private_ranges")
 	}
 	if _, err := caddy.GetModule("http.ip_sources." + probe.Val()); err == nil {
 		source, err := unmarshalIPSource(d)
@@ -171,7 +192,7 @@ func unmarshalCeiling(b *block, h *httpcaddyfile.Helper) (*Ceiling, error) {
 		case "observe":
 			err = inner.once(func() error { return inner.flag(&ceiling.Observe) })
 		default:
-			err = inner.unrecognized()
+			err = inner.unrecognized("match, status, observe")
 		}
 		if err != nil {
 			return ceiling, place(inner.Dispenser, err)
@@ -210,7 +231,7 @@ func unmarshalInFlight(b *block, h *httpcaddyfile.Helper) (*InFlight, error) {
 		var err error
 		switch inner.Val() {
 		case "key":
-			err = inner.once(func() error { return inner.words(&f.Key) })
+			err = inner.once(func() error { return inner.keyParts(&f.Key) })
 		case "match":
 			err = inner.once(func() error { return inner.matcher(h, &f.MatcherSetsRaw) })
 		case "status":
@@ -218,7 +239,7 @@ func unmarshalInFlight(b *block, h *httpcaddyfile.Helper) (*InFlight, error) {
 		case "observe":
 			err = inner.once(func() error { return inner.flag(&f.Observe) })
 		default:
-			err = inner.unrecognized()
+			err = inner.unrecognized("key, match, status, observe")
 		}
 		if err != nil {
 			return f, place(inner.Dispenser, err)

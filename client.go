@@ -58,7 +58,7 @@ type Client struct {
 	// Default: false.
 	SingleValue bool `json:"single_value,omitempty"`
 
-	// Whoever presents a secret may state the client.
+	// Whoever presents a secret may state the client. Default: nobody.
 	Proof *Proof `json:"proof,omitempty"`
 
 	trusted []caddyhttp.IPRangeSource
@@ -207,6 +207,9 @@ func (p *Proof) proves(value string) bool {
 func resolveSecret(s string) (string, error) {
 	value, err := caddy.NewReplacer().ReplaceOrErr(s, true, true)
 	if err != nil {
+		if !strings.Contains(err.Error(), "{env.") && !strings.Contains(err.Error(), "{file.") {
+			err = errors.New(`it holds braces around what is no {env.NAME} and no {file.PATH}: write \{ for a brace`)
+		}
 		return "", fmt.Errorf("a secret could not be read: %w", err)
 	}
 	if value = strings.TrimSpace(value); value == "" {
@@ -237,10 +240,14 @@ func anyContains(sources []caddyhttp.IPRangeSource, r *http.Request, addr netip.
 // contains is Prefix.Contains for canonical addresses: an IPv4-mapped range
 // (::ffff:10.0.0.0/104) is the IPv4 range that it maps.
 func contains(prefix netip.Prefix, addr netip.Addr) bool {
+	return unmapped(prefix).Contains(addr)
+}
+
+func unmapped(prefix netip.Prefix) netip.Prefix {
 	if prefix.Addr().Is4In6() && prefix.Bits() >= 96 {
-		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
+		return netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
 	}
-	return prefix.Contains(addr)
+	return prefix
 }
 
 // loadIPSources loads modules of the http.ip_sources namespace.

@@ -22,9 +22,9 @@ func parseCost(s string, burst int64) (cost, error) {
 		return cost{fixed: 1}, nil
 	}
 	if strings.Contains(s, "{") {
-		pieces, err := parsePieces(s)
+		pieces, err := parsePieces("cost", s)
 		if err != nil {
-			return cost{}, fmt.Errorf("cost: %w", err)
+			return cost{}, err
 		}
 		return cost{parts: []keyPart{{raw: s, pieces: pieces}}}, nil
 	}

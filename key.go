@@ -62,7 +62,7 @@ func parseKey(parts []string) ([]keyPart, error) {
 			key = append(key, keyPart{raw: raw, client: true})
 			continue
 		}
-		pieces, err := parsePieces(raw)
+		pieces, err := parsePieces("key", raw)
 		if err != nil {
 			return nil, err
 		}
@@ -77,7 +77,7 @@ func parseKey(parts []string) ([]keyPart, error) {
 }
 
 // parsePieces cuts a part into text and placeholders, as Caddy's replacer would.
-func parsePieces(raw string) ([]piece, error) {
+func parsePieces(word, raw string) ([]piece, error) {
 	if raw == "" {
 		return nil, fmt.Errorf("a part of a key is empty: name a placeholder, text or the word client")
 	}
@@ -89,11 +89,11 @@ func parsePieces(raw string) ([]piece, error) {
 		}
 		length := strings.IndexByte(rest[open:], '}')
 		if length < 0 {
-			return nil, fmt.Errorf("key %q: a placeholder is not closed", raw)
+			return nil, fmt.Errorf("%s %q: a placeholder is not closed", word, raw)
 		}
 		name := rest[open+1 : open+length]
 		if !strings.Contains(name, ".") || strings.ContainsAny(name, " {") {
-			return nil, fmt.Errorf("key %q: {%s} is no placeholder that Caddy knows", raw, name)
+			return nil, fmt.Errorf("%s %q: {%s} is no placeholder that Caddy knows", word, raw, name)
 		}
 		if open > 0 {
 			pieces = append(pieces, piece{text: rest[:open]})

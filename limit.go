@@ -123,8 +123,8 @@ func (l *Limit) validate() error {
 	if l.key, err = parseKey(l.Key); err != nil {
 		return err
 	}
-	if l.KeyWriter != "" && l.KeyWriter != "caller" && l.KeyWriter != "server" {
-		return fmt.Errorf("key_writer %q: must be caller or server", l.KeyWriter)
+	if err := validateKeyWriter(l.KeyWriter); err != nil {
+		return err
 	}
 	if err := validatePrefixes(l.IPv4Prefix, l.IPv6Prefix); err != nil {
 		return err
@@ -147,6 +147,13 @@ func (l *Limit) validate() error {
 	l.match, l.exempted = rawMatch(l.MatcherSetsRaw), len(l.ExemptRaw) > 0
 	l.defined = l.definition()
 	l.refusal = refusal{&exceededError{"limit", l.Name}, statusBody(l.status()), quotaExceeded(l.Name, l.status())}
+	return nil
+}
+
+func validateKeyWriter(writer string) error {
+	if writer != "" && writer != "caller" && writer != "server" {
+		return fmt.Errorf("key_writer %q: must be caller or server", writer)
+	}
 	return nil
 }
 
@@ -173,13 +180,18 @@ func (l *Limit) provision(ctx caddy.Context, app *App) (err error) {
 
 // definition writes the limit with all defaults filled in.
 func (l *Limit) definition() string {
+	cost := l.Cost
+	if cost == "" {
+		cost = "1"
+	}
 	text, _ := json.Marshal(struct {
 		*Limit
+		Cost   string   `json:"cost"`
 		Rate   string   `json:"rate"`
 		Burst  int64    `json:"burst"`
 		Status int      `json:"status"`
 		Key    []string `json:"key"`
-	}{l, l.rate.String(), l.burst(), l.status(), rawParts(l.key)})
+	}{l, cost, l.rate.String(), l.burst(), l.status(), rawParts(l.key)})
 	return "limit " + string(text)
 }
 
@@ -218,19 +230,26 @@ func (l *Limit) peek(key uint64, increment, now int64) (time.Duration, bool) {
 	return wait, ok
 }
 
-// take charges the request, or says how long it must wait. mark is the TAT that
-// giveBack wants.
+// take charges the request, or says how long it must wait. mark is what giveBack
+// wants: the key's TAT, or with on_status the charge's number.
 func (l *Limit) take(key uint64, increment, now int64) (mark int64, wait time.Duration, ok bool) {
 	l.adopt(now)
-	if l.late() || l.banned(key, now) > 0 {
+	switch {
+	case l.late() || l.banned(key, now) > 0:
 		wait, ok = l.peek(key, increment, now)
 		return 0, wait, ok
+	case l.OnStatus != nil:
+		return l.state.pending.take(l.gcra, l.state.buckets, key, increment, now)
 	}
 	return l.gcra.take(l.state.buckets, key, increment, now)
 }
 
 func (l *Limit) giveBack(key uint64, increment, mark, now int64) {
-	if !l.late() {
+	switch {
+	case l.late():
+	case l.OnStatus != nil:
+		l.state.pending.end(l.gcra, l.state.buckets, key, mark, true, now)
+	default:
 		l.gcra.giveBack(l.state.buckets, key, increment, mark, now)
 	}
 }
@@ -258,15 +277,19 @@ func (l *Limit) banned(key uint64, now int64) time.Duration {
 func (l *Limit) late() bool { return l.OnStatus != nil && l.OnStatus.Late }
 
 // settle ends the charge of a limit that looks at the response's final status:
-// a right attempt gets back what it was charged, a wrong one is charged late.
+// a right attempt gets back what it was charged, a wrong one is charged late. It
+// is called once for each charge; status 0 is no answer at all.
 func (l *Limit) settle(c charge, status int, cancelled bool, now int64) {
-	charged := status < len(l.OnStatus.charged) && l.OnStatus.charged[status]
-	switch {
-	case l.OnStatus.Late && charged:
-		l.gcra.take(l.state.buckets, c.key, c.increment, now)
-	case !l.OnStatus.Late && !charged && !cancelled && status != statusClientClosed && status != http.StatusSwitchingProtocols:
-		l.giveBack(c.key, c.increment, c.mark, now)
+	counts := status < len(l.OnStatus.charged) && l.OnStatus.charged[status]
+	if l.OnStatus.Late {
+		if counts {
+			l.gcra.take(l.state.buckets, c.key, c.increment, now)
+		}
+		return
 	}
+	// who hangs up before the answer has used the attempt
+	answered := status != 0 && !cancelled && status != statusClientClosed && status != http.StatusSwitchingProtocols
+	l.state.pending.end(l.gcra, l.state.buckets, c.key, c.mark, answered && !counts, now)
 }
 
 // statusClientClosed is what Caddy calls a request whose client hung up.

@@ -49,16 +49,17 @@ type Handler struct {
 	// all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
-	// Names of limits and ceilings that the edge_limit app defines.
+	// Names of limits, ceilings and in_flights that the edge_limit app defines.
+	// Default: none.
 	Use []string `json:"use,omitempty"`
 
-	// Budgets for each key.
+	// Budgets for each key. Default: none.
 	Limits []*Limit `json:"limits,omitempty"`
 
-	// Budgets that nothing in a request can influence.
+	// Budgets that nothing in a request can influence. Default: none.
 	Ceilings []*Ceiling `json:"ceilings,omitempty"`
 
-	// Bounds of requests at the same time.
+	// Bounds of requests at the same time. Default: none.
 	InFlight []*InFlight `json:"in_flight,omitempty"`
 
 	matchers   caddyhttp.MatcherSets
@@ -117,6 +118,13 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 // provisionBudgets collects the handler's own budgets and those used by name.
 func (h *Handler) provisionBudgets(ctx caddy.Context, app *App) error {
 	var budgets []budget
+	seen := make(map[string]bool)
+	for _, name := range h.names() {
+		if seen[name] {
+			return fmt.Errorf("the name %s is defined twice in this handler, or used and defined: name it once, for a request counts against it once", name)
+		}
+		seen[name] = true
+	}
 	for _, name := range h.Use {
 		b, ok := app.budgets[name]
 		if !ok {
@@ -139,6 +147,21 @@ func (h *Handler) provisionBudgets(ctx caddy.Context, app *App) error {
 		}
 	}
 	return nil
+}
+
+// names are those of all budgets of this handler.
+func (h *Handler) names() []string {
+	names := slices.Clone(h.Use)
+	for _, l := range h.Limits {
+		names = append(names, l.Name)
+	}
+	for _, f := range h.InFlight {
+		names = append(names, f.Name)
+	}
+	for _, c := range h.Ceilings {
+		names = append(names, c.Name)
+	}
+	return names
 }
 
 // siteOf names a handler by what it is configured to do, which a reload of the

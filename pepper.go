@@ -39,10 +39,7 @@ func loadPepper(ctx caddy.Context, configured string) (pepper []byte, stored boo
 		if err != nil {
 			return nil, true, err
 		}
-		if len(value) < minPepper {
-			return nil, true, fmt.Errorf("a secret of %d bytes can be guessed: give at least %d", len(value), minPepper)
-		}
-		return []byte(value), true, nil
+		return []byte(value), true, requireLongPepper(value)
 	}
 	pepper, err = ctx.Storage().Load(ctx, pepperStorageKey)
 	switch {
@@ -53,6 +50,13 @@ func loadPepper(ctx caddy.Context, configured string) (pepper []byte, stored boo
 			zap.Error(err))
 	}
 	return processPepper(), false, nil
+}
+
+func requireLongPepper(value string) error {
+	if len(value) < minPepper {
+		return fmt.Errorf("a secret of %d bytes can be guessed: give at least %d", len(value), minPepper)
+	}
+	return nil
 }
 
 // storePepper keeps the random pepper. If another instance was faster, its

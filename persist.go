@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -62,12 +64,14 @@ func persistByDefault(storage certmagic.Storage) bool {
 
 // load reads the snapshot. What is wrong with it is logged and never fatal.
 func (p *persister) load(ctx context.Context) {
-	instance, err := caddy.InstanceID()
-	if err != nil {
-		p.logger.Warn("debts cannot be kept over a restart: this instance has no id", zap.Error(err))
+	// Asking Caddy for this instance's id would make one, and nothing may be
+	// written yet. Without an id there is no snapshot either.
+	if _, err := os.Stat(filepath.Join(caddy.AppDataDir(), "instance.uuid")); err != nil {
 		return
 	}
-	p.key = "edge_limit/" + instance.String() + "/debts"
+	if !p.name() {
+		return
+	}
 	data, err := p.storage.Load(ctx, p.key)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -83,6 +87,17 @@ func (p *persister) load(ctx context.Context) {
 		p.logger.Warn("debts of the last run cannot be read; they are set aside when the server has started",
 			zap.String("key", p.key), zap.Error(err))
 	}
+}
+
+// name finds the place of this instance's snapshot.
+func (p *persister) name() bool {
+	instance, err := caddy.InstanceID()
+	if err != nil {
+		p.logger.Warn("debts cannot be kept over a restart: this instance has no id", zap.Error(err))
+		return false
+	}
+	p.key = "edge_limit/" + instance.String() + "/debts"
+	return true
 }
 
 // restore hands a limit the debts of the last run, once.
@@ -118,7 +133,7 @@ func (p *persister) start(storage certmagic.Storage, pepper []byte, logger *zap.
 	defer p.mu.Unlock()
 	p.storage, p.pepper, p.logger = storage, pepper, logger
 	p.pending = nil // of limits that are no more
-	if p.stop != nil || p.key == "" {
+	if p.stop != nil || p.key == "" && !p.name() {
 		return
 	}
 	if p.unreadable != nil {

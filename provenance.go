@@ -62,24 +62,26 @@ func checkProvenance(limits []*Limit, inFlight []*InFlight, ceilings []*Ceiling)
 		if placeholder == "" || l.KeyWriter != "" || bounded(l.match, l, limits, ceilings) {
 			continue
 		}
-		return &provenanceError{l.Name, where, placeholder}
+		return &provenanceError{kindLimit, l.Name, where, placeholder}
 	}
 	for _, f := range inFlight {
 		if placeholder := callerWritten(f.key); placeholder != "" && !bounded(f.match, nil, limits, ceilings) {
-			return &provenanceError{f.Name, "key", placeholder}
+			return &provenanceError{kindInFlight, f.Name, "key", placeholder}
 		}
 	}
 	return nil
 }
 
 // provenanceError is kept apart so that the Caddyfile can name the line.
-type provenanceError struct{ name, where, placeholder string }
+type provenanceError struct{ kind, name, where, placeholder string }
 
 func (e *provenanceError) Error() string {
-	return fmt.Sprintf("%s: {%s} in its %s is written by the caller, who escapes it by writing another value each time; "+
-		"add an enforced ceiling, or a limit with key client, on the same match to this edge_limit; "+
-		"or, in a limit, say key_writer server if your own server sets it, or key_writer caller if that is meant",
-		e.name, e.placeholder, e.where)
+	text := fmt.Sprintf("%s %s: {%s} in its %s is written by the caller, who escapes it by writing another value each time; "+
+		"add an enforced ceiling, or a limit with key client, on the same match to this edge_limit", e.kind, e.name, e.placeholder, e.where)
+	if e.kind == kindLimit {
+		text += "; or say key_writer server if your own server sets it, or key_writer caller if that is meant"
+	}
+	return text
 }
 
 // bounded says whether something that no request can influence bounds what

@@ -36,6 +36,9 @@ func parseRate(s string) (rate, error) {
 		return rate{}, fmt.Errorf("rate %q is not <count>/<window>: write for example 10/m, 100/s or 20/10s", s)
 	}
 	count, err := strconv.ParseInt(countText, 10, 64)
+	if errors.Is(err, strconv.ErrRange) && count > 0 {
+		return rate{}, fmt.Errorf("rate %q: the count %q is too large", s, countText)
+	}
 	if err != nil || count < 1 {
 		return rate{}, fmt.Errorf("rate %q: the count %q must be a whole number of at least 1", s, countText)
 	}
@@ -55,13 +58,14 @@ func parseRate(s string) (rate, error) {
 }
 
 func parseWindow(s string) (time.Duration, error) {
-	unit := s
-	if s != "" && (s[0] < '0' || s[0] > '9') {
-		unit = "1" + s
+	text := s
+	switch s {
+	case "ms", "s", "m", "h", "d":
+		text = "1" + s
 	}
-	window, err := caddy.ParseDuration(unit)
-	if err != nil {
-		return 0, fmt.Errorf("the window %q is no duration: write for example s, m, h, d, 10s or 90m", s)
+	window, err := caddy.ParseDuration(text)
+	if err != nil || text[0] < '0' || text[0] > '9' {
+		return 0, fmt.Errorf("the window %q is no duration from 1ms to 3650d: write for example s, m, h, d, 10s or 90m", s)
 	}
 	if window < minWindow || window > maxWindow {
 		return 0, fmt.Errorf("the window %q must be from 1ms to 3650d", s)

@@ -18,15 +18,15 @@ import (
 // serveSettled calls next for a request whose charges end with the response, or
 // whose response gets headers.
 func (h *Handler) serveSettled(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, charges []charge, quota *quota) error {
-	// only a request that was charged counts as one in flight, however it ends
+	s := &settler{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, r: r, charges: charges, quota: quota, now: h.now}
 	defer func() {
+		s.settle(0) // a panic: no answer at all
 		for i := range charges {
 			if _, ok := charges[i].budget.(*InFlight); ok {
 				charges[i].giveBack(0)
 			}
 		}
 	}()
-	s := &settler{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, r: r, charges: charges, quota: quota, now: h.now}
 	err := next.ServeHTTP(s, r)
 	s.settle(statusOf(err))
 	return err

@@ -48,6 +48,7 @@ type limitState struct {
 	counters
 	denials denialLog
 	traffic traffic
+	pending pendingCharges // of on_status
 	buckets *table.Table
 
 	// The numbers that the debts are measured in: those of the configuration that
@@ -138,6 +139,7 @@ func (s *limitState) adopt(numbers limitNumbers, now int64) {
 			}
 			return numbers.rescaled(tat, before.gcra, now)
 		})
+		s.pending.rescale(before.gcra, numbers.gcra, now)
 	}
 	if before.maxKeys != numbers.maxKeys {
 		s.buckets.Resize(numbers.maxKeys, now)

@@ -139,7 +139,7 @@ func (h *Handler) warnLax() {
 			continue // others may need a request to answer
 		}
 		for _, prefix := range static.GetIPRanges(nil) {
-			if prefix.Bits() == 0 {
+			if unmapped(prefix).Bits() <= 1 { // all, or a half: the other one is not far
 				warnOnce(h.logger, h.site, "trusts_everyone",
 					"trusted_proxies contains every address: each caller is believed about who the client is, "+
 						"so a limit for each client limits nobody; list the ranges of your proxies instead",
