@@ -43,7 +43,7 @@ func measureFlood(o options, programs map[string]string, directory string, repor
 		defer s.stop()
 		servers[kind.name] = s
 		request[kind.name] = freshClients(requestHead)
-		if err := warmUp(g, s, o); err != nil {
+		if err := warmUp(g, s, o, request[kind.name]); err != nil {
 			return err
 		}
 	}
