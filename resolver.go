@@ -286,7 +286,7 @@ func (c *Client) hops(r *http.Request, res *resolution) {
 		}
 		if !c.Unverified {
 			if addr, ok := c.parse(entry); !ok || !c.trusts(r, addr) {
-				c.takeEntry(entry, &entries, res, sourceHops, reasonUnverifiedHop)
+				c.take(addr, ok, &entries, res, sourceHops, reasonUnverifiedHop)
 				return
 			}
 		}
@@ -315,7 +315,7 @@ func (c *Client) walk(r *http.Request, res *resolution) {
 		}
 		addr, ok := c.parse(entry)
 		if !ok || !c.trusts(r, addr) {
-			c.takeEntry(entry, &entries, res, sourceTrustedProxies, reasonNone)
+			c.take(addr, ok, &entries, res, sourceTrustedProxies, reasonNone)
 			return
 		}
 		res.passed++
@@ -334,9 +334,15 @@ func (c *Client) rightmost(res *resolution, by source, remark reason) {
 // takeEntry makes entry the client, or leaves it unresolved if that is no
 // address. What rest still holds was written further left.
 func (c *Client) takeEntry(entry string, rest *chain.Reader, res *resolution, by source, remark reason) {
+	addr, ok := c.parse(entry)
+	c.take(addr, ok, rest, res, by, remark)
+}
+
+// take is takeEntry for an entry that was parsed already.
+func (c *Client) take(addr netip.Addr, ok bool, rest *chain.Reader, res *resolution, by source, remark reason) {
 	_, res.unread = rest.Next()
-	if client, ok := c.parse(entry); ok {
-		res.resolve(client, by, remark)
+	if ok {
+		res.resolve(addr, by, remark)
 	} else {
 		res.unresolve(reasonMalformed)
 	}
