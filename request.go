@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -24,11 +25,18 @@ type requestState struct {
 	forged     bool    // identity headers came from somebody who is not trusted
 	ipv4Bits   int
 	ipv6Bits   int
-	denial     denial
+	exceeded   exceeded
 
+	vars       map[string]any
 	repl       *caddy.Replacer
 	judgements []*counters
 	space      [4]*counters
+}
+
+// exceeded is what denied a request, if something did.
+type exceeded struct {
+	name string
+	wait time.Duration // 0: nobody knows, or waiting does not help
 }
 
 const stateVar = "edge_limit"
@@ -66,7 +74,7 @@ func isErrorRoute(r *http.Request) bool {
 func remember(r *http.Request, vars map[string]any, res resolution, config *Client, ipv4Bits, ipv6Bits int) *requestState {
 	state := &requestState{
 		resolution: res, config: config, peerAddr: r.RemoteAddr, remoteAddr: r.RemoteAddr, clientText: unresolvedName,
-		ipv4Bits: ipv4Bits, ipv6Bits: ipv6Bits,
+		ipv4Bits: ipv4Bits, ipv6Bits: ipv6Bits, vars: vars,
 	}
 	switch {
 	case !res.resolved():
@@ -94,8 +102,10 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 // entry, if there will be one.
 func (s *requestState) logTo(r *http.Request) {
 	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	extra, _ := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	if server != nil && server.Logs != nil && extra != nil {
+	if server == nil || server.Logs == nil {
+		return
+	}
+	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 		extra.Set(zap.Object("edge_limit", s))
 	}
 }
@@ -108,10 +118,10 @@ func (s *requestState) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if s.reason != reasonNone {
 		enc.AddString("reason", s.reason.String())
 	}
-	if s.denial.name != "" {
-		enc.AddString("exceeded", s.denial.name)
-		if s.denial.wait > 0 {
-			enc.AddInt64("retry_after", retryAfter(s.denial.wait))
+	if s.exceeded.name != "" {
+		enc.AddString("exceeded", s.exceeded.name)
+		if s.exceeded.wait > 0 {
+			enc.AddInt64("retry_after", retryAfter(s.exceeded.wait))
 		}
 	}
 	return nil
@@ -138,10 +148,10 @@ func (s *requestState) placeholder(name string) (any, bool) {
 	case "http.edge_limit.reason":
 		return s.reason.String(), true
 	case "http.edge_limit.exceeded.name":
-		return s.denial.name, true
+		return s.exceeded.name, true
 	case "http.edge_limit.exceeded.retry_after":
-		if s.denial.wait > 0 {
-			return retryAfter(s.denial.wait), true
+		if s.exceeded.wait > 0 {
+			return retryAfter(s.exceeded.wait), true
 		}
 		return "", true
 	}
