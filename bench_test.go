@@ -144,6 +144,12 @@ func BenchmarkHandler(b *testing.B) {
 	b.Run("allowed", func(b *testing.B) {
 		benchServe(b, benchHandler(b, benchTrust+oneOfEach), 5, http.StatusOK)
 	})
+	b.Run("direct", func(b *testing.B) {
+		var run benchRun
+		run.prepare(b, benchHandler(b, oneOfEach), 5)
+		run.lines = nil
+		run.loop(b, http.StatusOK)
+	})
 	b.Run("denied", func(b *testing.B) {
 		benchServe(b, benchHandler(b, benchTrust+"limit bench_denied 1/1d\nceiling bench_denied_all"+endlessCeiling), 5, http.StatusTooManyRequests)
 	})
@@ -205,6 +211,10 @@ var benchVisitors = func() (visitors [1024]string) {
 func benchServe(b *testing.B, h *Handler, headers, want int) {
 	var run benchRun
 	run.prepare(b, h, headers)
+	run.loop(b, want)
+}
+
+func (run *benchRun) loop(b *testing.B, want int) {
 	run.serve() // what is denied is denied from the second on
 	b.ReportAllocs()
 	for b.Loop() {
@@ -224,6 +234,7 @@ type benchRun struct {
 	repl     *caddy.Replacer
 	pristine caddy.Replacer
 	lines    []string
+	found    any // Caddy's client_ip
 	w        benchWriter
 }
 
@@ -233,6 +244,7 @@ func (run *benchRun) prepare(b *testing.B, h *Handler, headers int) {
 	run.h = h
 	run.r = benchRequest(b, "X-Forwarded-For: 203.0.113.7"+benchHeaders(headers))
 	run.vars = varsOf(run.r)
+	run.found = run.vars[caddyhttp.ClientIPVarKey]
 	run.repl = run.r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	run.pristine = *run.repl
 	run.lines = run.r.Header[headerForwardedFor]
@@ -242,7 +254,12 @@ func (run *benchRun) prepare(b *testing.B, h *Handler, headers int) {
 func (run *benchRun) serve() (status int) {
 	*run.repl = run.pristine
 	delete(run.vars, stateVar)
-	run.r.Header[headerForwardedFor] = run.lines
+	run.vars[caddyhttp.ClientIPVarKey] = run.found
+	if run.lines != nil {
+		run.r.Header[headerForwardedFor] = run.lines
+	} else {
+		delete(run.r.Header, headerForwardedFor)
+	}
 	clear(run.w.header)
 	run.w.status = http.StatusOK
 	if run.h == nil {
