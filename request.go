@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -79,8 +80,9 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 	switch {
 	case !res.resolved():
 	case res.source == sourceConnection:
-		state.clientText = res.client.String()
-		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && peer.Addr() != res.client {
+		state.clientText = textOf(res.client, vars)
+		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != state.clientText {
+			peer, _ := netip.ParseAddrPort(r.RemoteAddr)
 			state.remoteAddr = netip.AddrPortFrom(res.client, peer.Port()).String() // its canonical form
 		}
 	default:
@@ -90,12 +92,25 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 	}
 	vars[stateVar] = state
 	state.logTo(r)
-	vars[caddyhttp.ClientIPVarKey] = state.clientText
+	if vars[caddyhttp.ClientIPVarKey] != state.clientText {
+		vars[caddyhttp.ClientIPVarKey] = state.clientText
+	}
 	state.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if state.repl != nil {
 		state.repl.Map(state.placeholder)
 	}
 	return state
+}
+
+// textOf is the text of an address: the one that Caddy has found already, if that
+// is the same, so that direct clients need no new one.
+func textOf(addr netip.Addr, vars map[string]any) string {
+	var space [48]byte
+	text := addr.AppendTo(space[:0])
+	if found, ok := vars[caddyhttp.ClientIPVarKey].(string); ok && found == string(text) {
+		return found
+	}
+	return string(text)
 }
 
 // logTo adds the request's resolution, and what denied it, to its access log
