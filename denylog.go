@@ -29,7 +29,8 @@ const (
 type denialLog struct {
 	mu        sync.Mutex
 	limited   *table.Table // keys that a line or a summary told of
-	denials   int          // since the last summary
+	denied    int          // since the last summary
+	wouldDeny int          // the same, of what is only observed
 	entered   int          // of these, keys that entered the limited state
 	summary   int64        // when the last summary was written
 	scheduled bool         // a summary of what no flood carries along
@@ -66,21 +67,29 @@ func (l *denialLog) note(logger *zap.Logger, d denial, key uint64, now int64, ob
 	enters := l.limited.Peek(key, now) <= now
 	l.limited.Set(key, now, now+int64(max(d.wait, limitedForLeast)))
 	if enters && allowEntryLine(now) {
-		fields := []zap.Field{zap.String("name", d.name), zap.Bool("observed", observed)}
+		fields := []zap.Field{zap.String("name", d.name)}
 		if key != 0 {
 			fields = append(fields, zap.String("key", hashText(key)))
 		}
 		if d.wait > 0 {
 			fields = append(fields, zap.Duration("wait", d.wait))
 		}
-		logger.Info("a request is denied, and more may be", fields...)
+		message := "a request is denied, and more may be"
+		if observed {
+			message = "a request would be denied, and more may be"
+		}
+		logger.Info(message, fields...)
 		return
 	}
-	l.denials++
+	if observed {
+		l.wouldDeny++
+	} else {
+		l.denied++
+	}
 	if enters {
 		l.entered++
 	}
-	if l.denials >= floodDenials && now-l.summary >= int64(summaryInterval) {
+	if l.denied+l.wouldDeny >= floodDenials && now-l.summary >= int64(summaryInterval) {
 		l.summarize(logger, d.name, now)
 	}
 	if !l.scheduled {
@@ -96,11 +105,11 @@ func (l *denialLog) note(logger *zap.Logger, d denial, key uint64, now int64, ob
 
 // summarize tells of the denials since the last summary, if there were any.
 func (l *denialLog) summarize(logger *zap.Logger, name string, now int64) {
-	if l.denials > 0 {
-		logger.Info("requests were denied", zap.String("name", name),
-			zap.Int("denials", l.denials), zap.Int("keys_newly_limited", l.entered))
+	if l.denied+l.wouldDeny > 0 {
+		logger.Info("denials in sum", zap.String("name", name),
+			zap.Int("denied", l.denied), zap.Int("would_deny", l.wouldDeny), zap.Int("keys_newly_limited", l.entered))
 	}
-	l.denials, l.entered, l.summary = 0, 0, now
+	l.denied, l.wouldDeny, l.entered, l.summary = 0, 0, 0, now
 }
 
 // hashText is how a key appears in logs and in the admin API.

@@ -3,6 +3,7 @@ package edgelimit
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -33,10 +34,7 @@ func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestSta
 		d.quota.write(w.Header())
 	}
 	if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
-		// The body stays unread. Without this, net/http would read on for a
-		// while before it answers. On HTTP/2 it would end the connection for all
-		// who share it, and a stream needs no such thing.
-		w.Header()["Connection"] = []string{"close"}
+		leaveBodyUnread(w, r.ContentLength)
 	}
 	if hasErrorRoutes(r) {
 		// caddyhttp.Error would add a random id and a look-up of the stack.
@@ -99,6 +97,33 @@ func problemBody(p problem) []byte {
 var denialOfUnresolved = denial{
 	name: unresolvedName, status: http.StatusForbidden,
 	refusal: refusal{err: errUnresolved, text: statusBody(http.StatusForbidden)},
+}
+
+// maxDrained is how much of an unread body net/http reads by itself.
+const maxDrained = 256 << 10
+
+// leaveBodyUnread ends the connection with the response, for a body that stays
+// unread: else net/http would read on for a while before it answers. (On HTTP/2
+// it would end the connection for all who share it, and a stream needs no such
+// thing.)
+//
+// A connection that is closed while a client still sends is reset, and the
+// response can be lost with it. For a body that is too large to be drained,
+// net/http can linger, which it does after a MaxBytesReader was read too far.
+func leaveBodyUnread(w http.ResponseWriter, length int64) {
+	w.Header()["Connection"] = []string{"close"}
+	if 0 < length && length <= maxDrained {
+		return
+	}
+	for {
+		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			break
+		}
+		w = wrapper.Unwrap()
+	}
+	tooLong := http.MaxBytesReader(w, io.NopCloser(strings.NewReader("xx")), 0)
+	_, _ = tooLong.Read(make([]byte, 1))
 }
 
 // retryAfter is the wait in whole seconds, rounded up, so that a client which
