@@ -24,8 +24,8 @@ type requestState struct {
 	remoteAddr string  // what r.RemoteAddr is while the upstream is told
 	clientText string  // the client, or "unresolved"
 	forged     bool    // identity headers came from somebody who is not trusted
-	ipv4Bits   int
-	ipv6Bits   int
+	ipv4Bits   uint8
+	ipv6Bits   uint8
 	exceeded   exceeded
 
 	vars       map[string]any
@@ -75,7 +75,7 @@ func isErrorRoute(r *http.Request) bool {
 func remember(r *http.Request, vars map[string]any, res resolution, config *Client, ipv4Bits, ipv6Bits int) *requestState {
 	state := &requestState{
 		resolution: res, config: config, peerAddr: r.RemoteAddr, remoteAddr: r.RemoteAddr, clientText: unresolvedName,
-		ipv4Bits: ipv4Bits, ipv6Bits: ipv6Bits, vars: vars,
+		ipv4Bits: uint8(ipv4Bits), ipv6Bits: uint8(ipv6Bits), vars: vars,
 	}
 	switch {
 	case !res.resolved():
@@ -178,7 +178,7 @@ func (s *requestState) clientInKey() string {
 	if !s.resolved() {
 		return unresolvedName
 	}
-	prefix := clientPrefix(s.client, s.ipv4Bits, s.ipv6Bits)
+	prefix := clientPrefix(s.client, int(s.ipv4Bits), int(s.ipv6Bits))
 	if prefix.IsSingleIP() {
 		return prefix.Addr().String()
 	}

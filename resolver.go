@@ -81,16 +81,16 @@ func (r reason) String() string { return reasonNames[r] }
 // resolution answers who the client of a request is.
 type resolution struct {
 	client netip.Addr // canonical; the zero Addr when unresolved
+	peer   netip.Addr // canonical; the zero Addr for a Unix socket or no address
+	lines  []string   // the chain as it came, for the probe
+	passed int        // entries passed over on the way to the client
 	source source
 	reason reason
 
-	peer        netip.Addr // canonical; the zero Addr for a Unix socket or no address
-	peerTrusted bool       // the peer may write X-Forwarded-*
-	passed      int        // entries passed over on the way to the client
-	unread      bool       // the chain goes on to the left of what was read
-	proven      bool       // a valid proof was presented
-	unverified  bool       // entries were passed over without being verified
-	lines       []string   // the chain as it came, for the probe
+	peerTrusted bool // the peer may write X-Forwarded-*
+	unread      bool // the chain goes on to the left of what was read
+	proven      bool // a valid proof was presented
+	unverified  bool // entries were passed over without being verified
 }
 
 func (res *resolution) resolved() bool { return res.client.IsValid() }
