@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+	"unsafe"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -26,6 +27,7 @@ type requestState struct {
 	forged     bool    // identity headers came from somebody who is not trusted
 	ipv4Bits   uint8
 	ipv6Bits   uint8
+	text       [len("[0000:0000:0000:0000:0000:0000:0000:0000]:0")]byte // of remoteAddr
 	exceeded   exceeded
 
 	vars       map[string]any
@@ -86,8 +88,9 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 			state.remoteAddr = netip.AddrPortFrom(res.client, peer.Port()).String() // its canonical form
 		}
 	default:
-		// one string for both
-		state.remoteAddr = netip.AddrPortFrom(res.client, 0).String()
+		// One text for both, in the state itself: it is written once, here.
+		text := netip.AddrPortFrom(res.client, 0).AppendTo(state.text[:0])
+		state.remoteAddr = unsafe.String(unsafe.SliceData(text), len(text))
 		state.clientText = hostPart(state.remoteAddr)
 	}
 	vars[stateVar] = state
