@@ -37,6 +37,9 @@ func newForwarder(client *Client, forward, strip []string) forwarder {
 	f := forwarder{off: len(forward) == 1 && forward[0] == forwardOff}
 	names := append(slices.Clone(identityHeaders), strip...)
 	names = append(names, client.Header)
+	if !f.off {
+		names = append(names, forward...)
+	}
 	if client.Proof != nil {
 		secrets := []string{client.Proof.Header, client.Proof.clientHeader()}
 		f.proof = newNameSet(secrets...)

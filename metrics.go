@@ -48,9 +48,14 @@ func (collector) Collect(metrics chan<- prometheus.Metric) {
 	send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		metrics <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
 	}
-	sendOutcomes := func(c *counters, name string) {
+	// by name: while two configurations overlap, one name can be of two kinds
+	requests := map[string]*[outcomes]uint64{}
+	addOutcomes := func(c *counters, name string) {
+		if requests[name] == nil {
+			requests[name] = new([outcomes]uint64)
+		}
 		for outcome := range outcomes {
-			send(requestsDesc, prometheus.CounterValue, float64(c.count(outcome)), name, outcomeNames[outcome])
+			requests[name][outcome] += c.count(outcome)
 		}
 	}
 	for source := range sources {
@@ -60,12 +65,12 @@ func (collector) Collect(metrics chan<- prometheus.Metric) {
 			}
 		}
 	}
-	sendOutcomes(&unresolvedDenials, unresolvedName)
+	addOutcomes(&unresolvedDenials, unresolvedName)
 	states.Range(func(key, state any) bool {
 		name := key.(stateKey).name
 		switch state := state.(type) {
 		case *limitState:
-			sendOutcomes(&state.counters, name)
+			addOutcomes(&state.counters, name)
 			debtFree, indebted := state.buckets.Forgotten()
 			send(keysDesc, prometheus.GaugeValue, float64(state.buckets.Len()), name)
 			send(forgottenDesc, prometheus.CounterValue, float64(debtFree), name, "false")
@@ -73,14 +78,19 @@ func (collector) Collect(metrics chan<- prometheus.Metric) {
 			top, _ := state.traffic.sketch.Top()
 			send(topShareDesc, prometheus.GaugeValue, top.Share, name)
 		case *ceilingState:
-			sendOutcomes(&state.counters, name)
+			addOutcomes(&state.counters, name)
 			send(ceilingDesc, prometheus.GaugeValue, state.window.usedRatio(clock()), name)
 		case *inFlightState:
-			sendOutcomes(&state.counters, name)
+			addOutcomes(&state.counters, name)
 			send(inFlightDesc, prometheus.GaugeValue, float64(state.running.inFlight()), name)
 		}
 		return true
 	})
+	for name, counted := range requests {
+		for outcome, n := range counted {
+			send(requestsDesc, prometheus.CounterValue, float64(n), name, outcomeNames[outcome])
+		}
+	}
 }
 
 // registerMetrics makes the counters visible in the registry of a configuration.

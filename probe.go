@@ -1,8 +1,10 @@
 package edgelimit
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
+	"strconv"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -23,6 +25,8 @@ func init() {
 // carried none, and false when the answer rests on unverified hops. `healthy` is
 // true when the answer is an address that nobody but a trusted writer can have
 // chosen. `advice` says what to mend. It must stand behind an edge_limit handler.
+//
+// A browser, or whoever else prefers `text/html`, gets the same as a page.
 type Probe struct {
 	// Show the peer and each entry of the chain, which shows the topology.
 	// Default: false.
@@ -58,17 +62,39 @@ type probedEntry struct {
 
 // ServeHTTP answers the probe.
 func (p *Probe) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
-	header := w.Header()
-	header.Set("Content-Type", "application/json")
-	header.Set("Cache-Control", "no-store")
 	state := stateOf(varsOf(r))
-	if state == nil {
-		return json.NewEncoder(w).Encode(probeAnswer{
-			Source: sourceUnresolved.String(),
-			Advice: "no edge_limit came before the probe: put the directive edge_limit into the same site, or the same route",
-		})
+	answer := probeAnswer{
+		Source: sourceUnresolved.String(),
+		Advice: "no edge_limit came before the probe: put the directive edge_limit into the same site, or the same route",
 	}
-	return json.NewEncoder(w).Encode(p.answer(state))
+	if state != nil {
+		answer = p.answer(state)
+	}
+
+	header := w.Header()
+	header.Set("Cache-Control", "no-store")
+	header.Add("Vary", "Accept")
+	header.Set("X-Content-Type-Options", "nosniff")
+	var body bytes.Buffer
+	var err error
+	if prefersHTML(r.Header.Values("Accept")) {
+		header.Set("Content-Type", "text/html; charset=utf-8")
+		header.Set("Content-Security-Policy", probePagePolicy)
+		header.Set("Referrer-Policy", "no-referrer")
+		err = probePage.Execute(&body, p.page(state, &answer))
+	} else {
+		header.Set("Content-Type", "application/json")
+		err = json.NewEncoder(&body).Encode(answer)
+	}
+	if err != nil {
+		return caddyhttp.Error(http.StatusInternalServerError, err)
+	}
+	header.Set("Content-Length", strconv.Itoa(body.Len()))
+	if r.Method == http.MethodHead {
+		return nil
+	}
+	_, err = body.WriteTo(w)
+	return err
 }
 
 func (p *Probe) answer(state *requestState) probeAnswer {

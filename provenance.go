@@ -20,10 +20,10 @@ var writerByPlaceholder = []struct {
 	{"http.request.remote.host", "the connection"},
 	{"http.request.local", "the connection"},
 	{"http.request.scheme", "the connection"},
-	{"http.auth.user.", "the server"}, // set only once an authentication handler has verified it
-	{"env.", "the server"},
-	{"file.", "the server"},
-	{"system.", "the server"},
+	{"http.auth.user", "the server"}, // set only once an authentication handler has verified it
+	{"env", "the server"},
+	{"file", "the server"},
+	{"system", "the server"},
 }
 
 // callerWritten names a placeholder in the key that the caller writes, or
@@ -41,7 +41,8 @@ func callerWritten(parts []keyPart) string {
 
 func writtenByOthers(placeholder string) bool {
 	for _, known := range writerByPlaceholder {
-		if strings.HasPrefix(placeholder, known.prefix) {
+		rest, ok := strings.CutPrefix(placeholder, known.prefix)
+		if ok && (rest == "" || rest[0] == '.' || rest[0] == '/') {
 			return true
 		}
 	}

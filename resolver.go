@@ -34,6 +34,15 @@ var identityHeaders = []string{
 	"X-Original-Forwarded-For", "Forwarded-For", "X-Envoy-External-Address",
 }
 
+// rareIdentityHeaders are read by somebody as the client's address, and are not
+// always removed: some configuration may read one.
+var rareIdentityHeaders = []string{
+	"X-Forwarded", "X-Client", "X-Remote-IP", "X-Remote-Addr", "Remote-Addr", "X-Originating-IP", "X-Host-IP",
+	"X-ProxyUser-IP", "Proxy-Client-IP", "WL-Proxy-Client-IP", "X-Azure-ClientIP", "X-Azure-SocketIP",
+	"X-Appengine-User-IP", "X-Vercel-Forwarded-For", "X-NF-Client-Connection-IP", "DO-Connecting-IP",
+	"X-Connecting-IP", "Ali-CDN-Real-IP", "Incap-Client-IP", "X-Sucuri-ClientIP", "X-Bluecoat-Via", "Akamai-Client-IP",
+}
+
 // source is why a client is believed.
 type source uint8
 
@@ -118,6 +127,7 @@ func (c *Client) resolve(r *http.Request, vars map[string]any) resolution {
 		res.peerTrusted = isUnix && c.TrustedProxiesUnix || peer.IsValid() && c.trusts(r, peer)
 	default:
 		byServer, _ = vars[caddyhttp.TrustedProxyVarKey].(bool)
+		byServer = byServer && (!isUnix || r.RemoteAddr == "@") // another name is the peer's own choice
 		res.peerTrusted = byServer
 	}
 
@@ -157,12 +167,14 @@ func (res *resolution) unresolve(why reason) {
 
 // peerOf reads the address of the connection. A peer on a Unix socket has none.
 func peerOf(r *http.Request) (peer netip.Addr, isUnix bool) {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if ok && strings.HasPrefix(local.Network(), "unix") {
+		return netip.Addr{}, true
+	}
 	if addrPort, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 		peer, _ = chain.Canonical(addrPort.Addr())
-		return peer, false
 	}
-	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return netip.Addr{}, ok && strings.HasPrefix(local.Network(), "unix")
+	return peer, false
 }
 
 // presented says whether the request carries a valid proof. A wrong, repeated or
@@ -208,8 +220,9 @@ func (c *Client) connection(res *resolution) {
 
 // server follows Caddy's own trusted_proxies. Their ranges cannot be read by a
 // plugin, but what a strict server found in X-Forwarded-For can: the entry to
-// stop at is the one that equals its client_ip. Caddy skips what it cannot
-// parse, so the walk ends earlier at such an entry. A server that is not strict
+// stop at is the one that equals its client_ip; if that is the peer, all that
+// Caddy could read were trusted. Caddy skips what it cannot parse, so the walk
+// ends earlier at such an entry. A server that is not strict
 // takes the leftmost entry, which is the caller's: the rightmost is taken here.
 func (c *Client) server(r *http.Request, vars map[string]any, res *resolution) {
 	found, _ := vars[caddyhttp.ClientIPVarKey].(string)
@@ -217,14 +230,15 @@ func (c *Client) server(r *http.Request, vars map[string]any, res *resolution) {
 	strict := server != nil && server.TrustedProxiesStrict > 0 && c.Header == headerForwardedFor &&
 		len(server.ClientIPHeaders) == 1 && http.CanonicalHeaderKey(server.ClientIPHeaders[0]) == headerForwardedFor
 
-	if allTrusted := found == hostOf(r.RemoteAddr); strict && !allTrusted {
+	allTrusted := strict && found == hostOf(r.RemoteAddr)
+	if strict {
 		entries := c.entries(res.lines)
 		for n := range maxHops {
 			entry, ok := entries.Next()
 			if !ok {
 				break
 			}
-			if parsed, readable := caddyParses(entry); !readable || parsed == found {
+			if parsed, readable := caddyParses(entry); !readable || !allTrusted && parsed == found {
 				res.passed = n
 				c.takeEntry(entry, &entries, res, sourceServer, reasonNone)
 				return
@@ -353,7 +367,7 @@ func (c *Client) take(addr netip.Addr, ok bool, rest *chain.Reader, res *resolut
 func (c *Client) explain(res *resolution) []probedEntry {
 	var explained []probedEntry
 	entries := c.entries(res.lines)
-	writer, verified := "caller", res.peerTrusted && res.source != sourceProof
+	writer, verified := "caller", res.peerTrusted && !res.proven
 	if verified {
 		writer = "peer"
 	}

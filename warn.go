@@ -48,12 +48,12 @@ func (h *Handler) warnResolution(r *http.Request, res *resolution) {
 // is nothing to mend.
 func (c *Client) advice(res *resolution) string {
 	header := c.Header
+	if res.proven && !res.resolved() {
+		return c.Proof.advice(res.reason)
+	}
 	switch res.reason {
 	case reasonMissingHeader:
-		if res.proven {
-			return "whoever holds the proof must state the client: send its address in " + c.Proof.clientHeader()
-		}
-		return "your proxy sends no " + header + ": in nginx add `proxy_set_header " + header + " $proxy_add_x_forwarded_for;`; " +
+		return "your proxy sends no " + header + ": " + c.addHeaderAdvice() + "; " +
 			"for health checks, which carry none, route their path around edge_limit"
 	case reasonMalformed:
 		return "the entry that must be read in " + header + " is no address: let the proxy write the address of its peer there, and nothing else"
@@ -76,9 +76,32 @@ func (c *Client) advice(res *resolution) string {
 	return ""
 }
 
+// addHeaderAdvice says how a proxy is brought to write the header that is read.
+func (c *Client) addHeaderAdvice() string {
+	value := "$remote_addr"
+	switch {
+	case c.reads == forwardedChain:
+		return "let it append an element with the address of its peer (RFC 7239)"
+	case c.Header == headerForwardedFor && !c.SingleValue:
+		value = "$proxy_add_x_forwarded_for"
+	}
+	return "in nginx add `proxy_set_header " + c.Header + " " + value + ";`"
+}
+
+// advice says what a sender must mend who has presented the proof.
+func (p *Proof) advice(why reason) string {
+	switch why {
+	case reasonNotSingle:
+		return "whoever holds the proof must state exactly one address in " + p.clientHeader() + ", and not a list"
+	case reasonMalformed:
+		return "what the holder of the proof states in " + p.clientHeader() + " is no address"
+	}
+	return "whoever holds the proof must state the client: send its address in " + p.clientHeader()
+}
+
 // noteRemoved looks at a header that is removed when the request is first seen.
 func (h *Handler) noteRemoved(state *requestState, name string) {
-	if state.source == sourceProof && h.forwarder.proof.contains(name) {
+	if state.proven && h.forwarder.proof.contains(name) {
 		return
 	}
 	if !state.peerTrusted {
@@ -147,12 +170,21 @@ func (h *Handler) warnLax() {
 			}
 		}
 	}
-	for _, limit := range h.keyed {
-		if len(c.trusted) > 0 && usesRemoteHost(limit.key) {
-			warnOnce(h.logger, h.site, "remote_host:"+limit.Name,
+	if len(c.trusted) == 0 && !c.TrustedProxiesUnix {
+		return
+	}
+	warnRemoteHost := func(name string, key []keyPart) {
+		if usesRemoteHost(key) {
+			warnOnce(h.logger, h.site, "remote_host:"+name,
 				"a key holds {remote_host}, which is the proxy's address for all who come through it: write key client",
-				zap.String("limit", limit.Name))
+				zap.String("name", name))
 		}
+	}
+	for _, limit := range h.keyed {
+		warnRemoteHost(limit.Name, limit.key)
+	}
+	for _, inFlight := range h.inFlight {
+		warnRemoteHost(inFlight.Name, inFlight.key)
 	}
 }
 
