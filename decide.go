@@ -67,7 +67,7 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 	if selected, err := h.matchers.AnyMatchWithError(r); err != nil || !selected {
 		return nil, denial{}, err
 	}
-	if !state.resolved() && h.unresolved == unresolvedDeny && state.denial.name != unresolvedName {
+	if !state.resolved() && h.unresolved == unresolvedDeny && state.exceeded.name != unresolvedName {
 		if !h.observe {
 			unresolvedDenials.add(outcomeDenied)
 			return nil, denialOfUnresolved, nil

@@ -82,7 +82,7 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 	switch {
 	case !res.resolved():
 	case res.source == sourceConnection:
-		state.clientText = textOf(res.client, vars)
+		state.clientText = clientTextOf(res.client, vars)
 		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != state.clientText {
 			peer, _ := netip.ParseAddrPort(r.RemoteAddr)
 			state.remoteAddr = netip.AddrPortFrom(res.client, peer.Port()).String() // its canonical form
@@ -105,9 +105,9 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 	return state
 }
 
-// textOf is the text of an address: the one that Caddy has found already, if that
-// is the same, so that direct clients need no new one.
-func textOf(addr netip.Addr, vars map[string]any) string {
+// clientTextOf is the text of an address: the one that Caddy has found already,
+// if that is the same, so that direct clients need no new one.
+func clientTextOf(addr netip.Addr, vars map[string]any) string {
 	var space [48]byte
 	text := addr.AppendTo(space[:0])
 	if found, ok := vars[caddyhttp.ClientIPVarKey].(string); ok && found == string(text) {
