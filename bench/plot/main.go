@@ -87,7 +87,7 @@ var drawings = []drawing{
 		lines: []line{{"resolve, remove, forward", regexp.MustCompile(`^Handler/headers=(\d+)(?:-\d+)?$`)}},
 	},
 	{
-		file: "chain.svg", title: "Resolving, by the length of the chain", x: "entries", y: "ns a request", logX: true, logY: true,
+		file: "chain.svg", title: "Resolving, by the length of the chain", x: "entries (1587 of them are 16 KB)", y: "ns a request", logX: true, logY: true,
 		ticks: []float64{1, 16, 64, 1587},
 		lines: []line{
 			{"all of trusted proxies, read up to 64", regexp.MustCompile(`^Chain/read/entries=(\d+)(?:-\d+)?$`)},
@@ -126,7 +126,7 @@ func (d *drawing) draw(results gobench.Results, file string) error {
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = d.title, d.x, d.y
 	p.Title.Padding = vg.Points(6)
 	p.BackgroundColor = color.White // readable on dark pages too
-	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Top, p.Legend.Left, p.Legend.Padding = true, true, vg.Points(2)
 	p.Add(plotter.NewGrid())
 	if d.logX {
 		p.X.Scale = plot.LogScale{}
