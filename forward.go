@@ -157,7 +157,7 @@ func (f *forwarder) tell(r *http.Request, state *requestState) {
 	if f.off {
 		return
 	}
-	caddyhttp.SetVar(r.Context(), caddyhttp.TrustedProxyVarKey, state.peerTrusted)
+	state.vars[caddyhttp.TrustedProxyVarKey] = state.peerTrusted
 	if !state.resolved() {
 		tellNone(r)
 		return

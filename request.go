@@ -1,9 +1,12 @@
 package edgelimit
 
 import (
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
+	"time"
+	"unsafe"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -22,13 +25,21 @@ type requestState struct {
 	remoteAddr string  // what r.RemoteAddr is while the upstream is told
 	clientText string  // the client, or "unresolved"
 	forged     bool    // identity headers came from somebody who is not trusted
-	ipv4Bits   int
-	ipv6Bits   int
-	denial     denial
+	ipv4Bits   uint8
+	ipv6Bits   uint8
+	text       [len("[0000:0000:0000:0000:0000:0000:0000:0000]:0")]byte // of remoteAddr
+	exceeded   exceeded
 
+	vars       map[string]any
 	repl       *caddy.Replacer
 	judgements []*counters
 	space      [4]*counters
+}
+
+// exceeded is what denied a request, if something did.
+type exceeded struct {
+	name string
+	wait time.Duration // 0: nobody knows, or waiting does not help
 }
 
 const stateVar = "edge_limit"
@@ -66,23 +77,28 @@ func isErrorRoute(r *http.Request) bool {
 func remember(r *http.Request, vars map[string]any, res resolution, config *Client, ipv4Bits, ipv6Bits int) *requestState {
 	state := &requestState{
 		resolution: res, config: config, peerAddr: r.RemoteAddr, remoteAddr: r.RemoteAddr, clientText: unresolvedName,
-		ipv4Bits: ipv4Bits, ipv6Bits: ipv6Bits,
+		ipv4Bits: uint8(ipv4Bits), ipv6Bits: uint8(ipv6Bits), vars: vars,
 	}
 	switch {
 	case !res.resolved():
 	case res.source == sourceConnection:
-		state.clientText = res.client.String()
-		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && peer.Addr() != res.client {
+		state.clientText = clientTextOf(res.client, vars)
+		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != state.clientText {
+			peer, _ := netip.ParseAddrPort(r.RemoteAddr)
 			state.remoteAddr = netip.AddrPortFrom(res.client, peer.Port()).String() // its canonical form
 		}
 	default:
-		// one string for both
-		state.remoteAddr = netip.AddrPortFrom(res.client, 0).String()
+		// One text for both, in the state itself, which is allocated anyway. It is
+		// written once, here, and never changed: that is what makes it a string.
+		text := netip.AddrPortFrom(res.client, 0).AppendTo(state.text[:0])
+		state.remoteAddr = unsafe.String(unsafe.SliceData(text), len(text))
 		state.clientText = hostPart(state.remoteAddr)
 	}
 	vars[stateVar] = state
 	state.logTo(r)
-	vars[caddyhttp.ClientIPVarKey] = state.clientText
+	if vars[caddyhttp.ClientIPVarKey] != state.clientText {
+		vars[caddyhttp.ClientIPVarKey] = state.clientText
+	}
 	state.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if state.repl != nil {
 		state.repl.Map(state.placeholder)
@@ -90,12 +106,25 @@ func remember(r *http.Request, vars map[string]any, res resolution, config *Clie
 	return state
 }
 
+// clientTextOf is the text of an address: the one that Caddy has found already,
+// if that is the same, so that direct clients need no new one.
+func clientTextOf(addr netip.Addr, vars map[string]any) string {
+	var space [48]byte
+	text := addr.AppendTo(space[:0])
+	if found, ok := vars[caddyhttp.ClientIPVarKey].(string); ok && found == string(text) {
+		return found
+	}
+	return string(text)
+}
+
 // logTo adds the request's resolution, and what denied it, to its access log
 // entry, if there will be one.
 func (s *requestState) logTo(r *http.Request) {
 	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	extra, _ := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	if server != nil && server.Logs != nil && extra != nil {
+	if server == nil || server.Logs == nil {
+		return
+	}
+	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 		extra.Set(zap.Object("edge_limit", s))
 	}
 }
@@ -108,10 +137,10 @@ func (s *requestState) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if s.reason != reasonNone {
 		enc.AddString("reason", s.reason.String())
 	}
-	if s.denial.name != "" {
-		enc.AddString("exceeded", s.denial.name)
-		if s.denial.wait > 0 {
-			enc.AddInt64("retry_after", retryAfter(s.denial.wait))
+	if s.exceeded.name != "" {
+		enc.AddString("exceeded", s.exceeded.name)
+		if s.exceeded.wait > 0 {
+			enc.AddInt64("retry_after", retryAfter(s.exceeded.wait))
 		}
 	}
 	return nil
@@ -138,10 +167,10 @@ func (s *requestState) placeholder(name string) (any, bool) {
 	case "http.edge_limit.reason":
 		return s.reason.String(), true
 	case "http.edge_limit.exceeded.name":
-		return s.denial.name, true
+		return s.exceeded.name, true
 	case "http.edge_limit.exceeded.retry_after":
-		if s.denial.wait > 0 {
-			return retryAfter(s.denial.wait), true
+		if s.exceeded.wait > 0 {
+			return retryAfter(s.exceeded.wait), true
 		}
 		return "", true
 	}
@@ -153,7 +182,7 @@ func (s *requestState) clientInKey() string {
 	if !s.resolved() {
 		return unresolvedName
 	}
-	prefix := clientPrefix(s.client, s.ipv4Bits, s.ipv6Bits)
+	prefix := clientPrefix(s.client, int(s.ipv4Bits), int(s.ipv6Bits))
 	if prefix.IsSingleIP() {
 		return prefix.Addr().String()
 	}

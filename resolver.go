@@ -90,16 +90,16 @@ func (r reason) String() string { return reasonNames[r] }
 // resolution answers who the client of a request is.
 type resolution struct {
 	client netip.Addr // canonical; the zero Addr when unresolved
+	peer   netip.Addr // canonical; the zero Addr for a Unix socket or no address
+	lines  []string   // the chain as it came, for the probe
+	passed int        // entries passed over on the way to the client
 	source source
 	reason reason
 
-	peer        netip.Addr // canonical; the zero Addr for a Unix socket or no address
-	peerTrusted bool       // the peer may write X-Forwarded-*
-	passed      int        // entries passed over on the way to the client
-	unread      bool       // the chain goes on to the left of what was read
-	proven      bool       // a valid proof was presented
-	unverified  bool       // entries were passed over without being verified
-	lines       []string   // the chain as it came, for the probe
+	peerTrusted bool // the peer may write X-Forwarded-*
+	unread      bool // the chain goes on to the left of what was read
+	proven      bool // a valid proof was presented
+	unverified  bool // entries were passed over without being verified
 }
 
 func (res *resolution) resolved() bool { return res.client.IsValid() }
@@ -300,7 +300,7 @@ func (c *Client) hops(r *http.Request, res *resolution) {
 		}
 		if !c.Unverified {
 			if addr, ok := c.parse(entry); !ok || !c.trusts(r, addr) {
-				c.takeEntry(entry, &entries, res, sourceHops, reasonUnverifiedHop)
+				c.take(addr, ok, &entries, res, sourceHops, reasonUnverifiedHop)
 				return
 			}
 		}
@@ -329,7 +329,7 @@ func (c *Client) walk(r *http.Request, res *resolution) {
 		}
 		addr, ok := c.parse(entry)
 		if !ok || !c.trusts(r, addr) {
-			c.takeEntry(entry, &entries, res, sourceTrustedProxies, reasonNone)
+			c.take(addr, ok, &entries, res, sourceTrustedProxies, reasonNone)
 			return
 		}
 		res.passed++
@@ -348,9 +348,15 @@ func (c *Client) rightmost(res *resolution, by source, remark reason) {
 // takeEntry makes entry the client, or leaves it unresolved if that is no
 // address. What rest still holds was written further left.
 func (c *Client) takeEntry(entry string, rest *chain.Reader, res *resolution, by source, remark reason) {
+	addr, ok := c.parse(entry)
+	c.take(addr, ok, rest, res, by, remark)
+}
+
+// take is takeEntry for an entry that was parsed already.
+func (c *Client) take(addr netip.Addr, ok bool, rest *chain.Reader, res *resolution, by source, remark reason) {
 	_, res.unread = rest.Next()
-	if client, ok := c.parse(entry); ok {
-		res.resolve(client, by, remark)
+	if ok {
+		res.resolve(addr, by, remark)
 	} else {
 		res.unresolve(reasonMalformed)
 	}

@@ -26,7 +26,7 @@ var (
 // is an error that these handle. Without any, the response is written directly,
 // which costs a third of that and keeps a flood out of the error log.
 func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestState, d denial) error {
-	state.denial = d
+	state.exceeded = exceeded{d.name, d.wait}
 	if d.wait > 0 {
 		w.Header()["Retry-After"] = []string{strconv.FormatInt(retryAfter(d.wait), 10)}
 	}
@@ -135,9 +135,6 @@ func retryAfter(wait time.Duration) int64 {
 // hasErrorRoutes says whether an error would be handled by routes. Within these
 // it would not: Caddy logs an error there as its own.
 func hasErrorRoutes(r *http.Request) bool {
-	if isErrorRoute(r) {
-		return false
-	}
 	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	return server != nil && server.Errors != nil && len(server.Errors.Routes) > 0
+	return server != nil && server.Errors != nil && len(server.Errors.Routes) > 0 && !isErrorRoute(r)
 }

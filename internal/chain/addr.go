@@ -6,13 +6,20 @@ import (
 )
 
 const (
-	digits      = "0123456789"
-	letters     = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-	ipv4Chars   = digits + "."
-	ipv6Chars   = digits + "abcdefABCDEF:."
-	zoneChars   = digits + letters + "-._~"            // RFC 6874
-	obfChars    = digits + letters + "-._"             // RFC 7239, section 6.3
-	tokenChars  = digits + letters + "!#$%&'*+-.^_`|~" // RFC 9110, section 5.6.2
+	digits  = "0123456789"
+	letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+)
+
+var (
+	portChars  = newCharSet(digits)
+	ipv4Chars  = newCharSet(digits + ".")
+	ipv6Chars  = newCharSet(digits + "abcdefABCDEF:.")
+	zoneChars  = newCharSet(digits + letters + "-._~")            // RFC 6874
+	obfChars   = newCharSet(digits + letters + "-._")             // RFC 7239, section 6.3
+	tokenChars = newCharSet(digits + letters + "!#$%&'*+-.^_`|~") // RFC 9110, section 5.6.2
+)
+
+const (
 	maxIPv4Text = len("255.255.255.255")
 	maxIPv6Text = len("0000:0000:0000:0000:0000:ffff:255.255.255.255")
 )
@@ -115,7 +122,7 @@ func parsePlain(text string) (netip.Addr, bool) {
 }
 
 func isPort(text string) bool {
-	if text == "" || len(text) > 5 || !only(text, digits) {
+	if text == "" || len(text) > 5 || !only(text, portChars) {
 		return false
 	}
 	return len(text) < 5 || text <= "65535"
@@ -128,7 +135,23 @@ func isNodePort(text string) bool {
 	return isPort(text)
 }
 
-// only reports whether text holds no byte but the allowed ones, which are ASCII.
-func only(text, allowed string) bool {
-	return strings.TrimLeft(text, allowed) == ""
+// charSet is a set of bytes.
+type charSet [256]bool
+
+func newCharSet(chars string) *charSet {
+	set := new(charSet)
+	for i := range len(chars) {
+		set[chars[i]] = true
+	}
+	return set
+}
+
+// only reports whether text holds no byte but the allowed ones.
+func only(text string, allowed *charSet) bool {
+	for i := range len(text) {
+		if !allowed[text[i]] {
+			return false
+		}
+	}
+	return true
 }
