@@ -240,7 +240,7 @@ type benchRun struct {
 
 var benchNext caddyhttp.Handler = caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
 
-func (run *benchRun) prepare(b *testing.B, h *Handler, headers int) {
+func (run *benchRun) prepare(b testing.TB, h *Handler, headers int) {
 	run.h = h
 	run.r = benchRequest(b, "X-Forwarded-For: 203.0.113.7"+benchHeaders(headers))
 	run.vars = varsOf(run.r)
@@ -284,7 +284,7 @@ func (w *benchWriter) Write(p []byte) (int, error) { return len(p), nil }
 func (w *benchWriter) WriteHeader(status int)      { w.status = status }
 
 // benchHandler provisions a handler with the lines of its directive.
-func benchHandler(b *testing.B, lines string) *Handler {
+func benchHandler(b testing.TB, lines string) *Handler {
 	b.Helper()
 	text, _, err := caddyconfig.GetAdapter("caddyfile").Adapt(
 		[]byte("{\nadmin off\nauto_https off\n}\nhttp://:20001 {\nedge_limit {\n"+lines+"\n}\n}\n"), nil)
@@ -331,7 +331,7 @@ func benchHandler(b *testing.B, lines string) *Handler {
 }
 
 // benchRequest is a request as Caddy hands it to its handlers.
-func benchRequest(b *testing.B, header string) *http.Request {
+func benchRequest(b testing.TB, header string) *http.Request {
 	b.Helper()
 	text := "GET / HTTP/1.1\r\nHost: example.com\r\n"
 	if header = strings.TrimPrefix(header, "\r\n"); header != "" {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/dchest/siphash"
 
@@ -240,7 +241,8 @@ func (s *keySecret) hash(material []byte) uint64 {
 
 // digest stands for a text of any length in 128 bits.
 func (s *keySecret) digest(text string) (field [16]byte) {
-	lo, hi := siphash.Hash128(s.k2, s.k3, []byte(text))
+	// the bytes are only read, so long texts need no copy
+	lo, hi := siphash.Hash128(s.k2, s.k3, unsafe.Slice(unsafe.StringData(text), len(text)))
 	binary.LittleEndian.PutUint64(field[:8], lo)
 	binary.LittleEndian.PutUint64(field[8:], hi)
 	return field
