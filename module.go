@@ -173,7 +173,8 @@ func siteOf(h *Handler) string {
 }
 
 func unknownNameError(name string) error {
-	return fmt.Errorf("%s is not defined: define a limit, ceiling or in_flight of that name in the global edge_limit block", name)
+	return fmt.Errorf("%s is not defined: define a limit, ceiling or in_flight of that name in the global edge_limit block "+
+		"(what the directive's own block defines applies already, and is not named; a matcher comes first)", name)
 }
 
 // settleOptions works out which options hold for this handler.
