@@ -2,6 +2,7 @@ package edgelimit
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -197,6 +198,9 @@ func (a *App) Cleanup() error {
 // the state that they may share. They are returned in the order in which they
 // are judged.
 func (a *App) define(ctx caddy.Context, limits []*Limit, inFlight []*InFlight, ceilings []*Ceiling) (budgets []budget, err error) {
+	if err := refuseNull(limits, inFlight, ceilings); err != nil {
+		return nil, err
+	}
 	for _, limit := range limits {
 		if err = a.defineLimit(ctx, limit); err != nil {
 			return budgets, err
@@ -219,6 +223,20 @@ func (a *App) define(ctx caddy.Context, limits []*Limit, inFlight []*InFlight, c
 		a.all[b.name()] = b
 	}
 	return budgets, nil
+}
+
+// refuseNull refuses entries that JSON leaves empty: they define nothing.
+func refuseNull(limits []*Limit, inFlight []*InFlight, ceilings []*Ceiling) error {
+	const isNull = "%s: an entry is null: define something there, or take it out"
+	switch {
+	case slices.Contains(limits, nil):
+		return fmt.Errorf(isNull, "limits")
+	case slices.Contains(inFlight, nil):
+		return fmt.Errorf(isNull, "in_flight")
+	case slices.Contains(ceilings, nil):
+		return fmt.Errorf(isNull, "ceilings")
+	}
+	return nil
 }
 
 func (a *App) defineLimit(ctx caddy.Context, limit *Limit) (err error) {

@@ -117,6 +117,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 // provisionBudgets collects the handler's own budgets and those used by name.
 func (h *Handler) provisionBudgets(ctx caddy.Context, app *App) error {
+	if err := refuseNull(h.Limits, h.InFlight, h.Ceilings); err != nil {
+		return err
+	}
 	var budgets []budget
 	seen := make(map[string]bool)
 	for _, name := range h.names() {
