@@ -2,6 +2,7 @@ package edgelimit
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -278,7 +279,8 @@ func (a *App) serveResolve(w http.ResponseWriter, r *http.Request) error {
 	request := &http.Request{
 		Method: http.MethodGet, URL: r.URL, Host: query.Get("site"), RemoteAddr: peer, Header: make(http.Header), Proto: "HTTP/1.1",
 	}
-	request = request.WithContext(r.Context())
+	// the admin API itself may listen on a Unix socket
+	request = request.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, new(net.TCPAddr)))
 	client.setLines(request.Header, query["header"])
 	request = caddyhttp.PrepareRequest(request, caddy.NewReplacer(), nil, server)
 	res := client.resolve(request, varsOf(request))

@@ -1,11 +1,13 @@
 package edgelimit
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -229,6 +231,26 @@ func TestAdminResolveOfBareSite(t *testing.T) {
 	expect(t, status, 404, "status of "+answer)
 	status, answer = ask(t, "GET", api+"resolve?peer=127.0.0.1&site=any.example", "")
 	expect(t, status, 200, "status of "+answer)
+}
+
+// What is explained came over the network, even where the question comes over a
+// Unix socket.
+func TestAdminResolveOverUnixSocket(t *testing.T) {
+	app := appOf(t, newInstance(t, "{\nedge_limit {\nclient {\ntrusted_proxies static 127.0.0.1\n}\n}\n}\n:80 {\nedge_limit\n}"))
+	for _, tt := range []struct{ why, query, want string }{
+		{"a stranger", "peer=192.0.2.1", `"resolved":"192.0.2.1","source":"connection"`},
+		{"a proxy", "peer=127.0.0.1&header=" + alice, `"resolved":"` + alice + `","source":"trusted_proxies"`},
+	} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodGet, "/edge_limit/resolve?"+tt.query, nil)
+		socket := &net.UnixAddr{Net: "unix", Name: "/run/caddy-admin.sock"}
+		if err := app.serveResolve(w, r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, socket))); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(w.Body.String(), tt.want) {
+			t.Errorf("%s: got %s, want %s", tt.why, w.Body, tt.want)
+		}
+	}
 }
 
 // Without edge_limit in the configuration that runs, the API says so.
