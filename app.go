@@ -248,11 +248,12 @@ func (a *App) defineLimit(ctx caddy.Context, limit *Limit) (err error) {
 	}
 	a.templates[limit.Name] = &limit.template
 	key := stateKey{kindLimit, limit.Name}
-	if limit.state, err = takeState(key, func() *limitState { return newLimitState(limit.numbers) }); err != nil {
+	isNew := false
+	if limit.state, err = takeState(key, func() *limitState { isNew = true; return newLimitState(limit.numbers) }); err != nil {
 		return err
 	}
 	a.taken = append(a.taken, key)
-	if a.persister != nil {
+	if a.persister != nil && isNew { // what lives knows more than what was written
 		a.persister.restore(limit, clock())
 	}
 	return nil
