@@ -1,14 +1,18 @@
 package edgelimit
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -275,7 +279,8 @@ func (a *App) serveResolve(w http.ResponseWriter, r *http.Request) error {
 	request := &http.Request{
 		Method: http.MethodGet, URL: r.URL, Host: query.Get("site"), RemoteAddr: peer, Header: make(http.Header), Proto: "HTTP/1.1",
 	}
-	request = request.WithContext(r.Context())
+	// the admin API itself may listen on a Unix socket
+	request = request.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, new(net.TCPAddr)))
 	client.setLines(request.Header, query["header"])
 	request = caddyhttp.PrepareRequest(request, caddy.NewReplacer(), nil, server)
 	res := client.resolve(request, varsOf(request))
@@ -302,19 +307,55 @@ func (a *App) clientOf(site string) (*Client, *caddyhttp.Server, error) {
 	if err != nil {
 		return nil, nil, adminError(http.StatusNotFound, "no site runs")
 	}
-	host := site
-	if name, _, err := net.SplitHostPort(site); err == nil {
-		host = name
+	host, port, err := net.SplitHostPort(site)
+	if err != nil {
+		host, port = site, ""
 	}
-	for _, server := range loaded.(*caddyhttp.App).Servers {
-		if handler := handlerFor(server.Routes, host); handler != nil {
-			return handler.client, server, nil
+	servers := loaded.(*caddyhttp.App).Servers
+	var candidates []*caddyhttp.Server
+	for _, name := range slices.Sorted(maps.Keys(servers)) {
+		if server := servers[name]; port == "" || listensOn(server, port) {
+			candidates = append(candidates, server)
 		}
 	}
-	return nil, nil, adminError(http.StatusNotFound, "no site with an edge_limit answers for %q", site)
+	// a server that names the host comes before one that takes any
+	slices.SortStableFunc(candidates, func(a, b *caddyhttp.Server) int {
+		return cmp.Compare(namesHost(b.Routes, host), namesHost(a.Routes, host))
+	})
+	for _, server := range candidates {
+		handler := handlerFor(server.Routes, host)
+		if handler != nil {
+			return handler.client, server, nil
+		}
+		if namesHost(server.Routes, host) > 0 {
+			break // another site's edge_limit is not this one's
+		}
+	}
+	return nil, nil, adminError(http.StatusNotFound, "no site with an edge_limit answers for %q; name a port too if sites share a host", site)
 }
 
-// handlerFor finds the first edge_limit in the routes that a host takes.
+// namesHost counts the routes that take requests for a host by name.
+func namesHost(routes caddyhttp.RouteList, host string) (count int) {
+	request := &http.Request{Host: host, URL: new(url.URL), Header: make(http.Header)}
+	for _, route := range routes {
+		if len(route.MatcherSets) > 0 && takesHost(route, request) {
+			count++
+		}
+	}
+	return count
+}
+
+// listensOn says whether one of the server's listeners has that port.
+func listensOn(server *caddyhttp.Server, port string) bool {
+	number, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && slices.ContainsFunc(server.Listen, func(text string) bool {
+		addr, err := caddy.ParseNetworkAddress(text)
+		return err == nil && addr.StartPort <= uint(number) && uint(number) <= addr.EndPort
+	})
+}
+
+// handlerFor finds the edge_limit that requests for a host meet first, or nil if
+// they meet none.
 func handlerFor(routes caddyhttp.RouteList, host string) *Handler {
 	request := &http.Request{Host: host, URL: new(url.URL), Header: make(http.Header)}
 	for _, route := range routes {
@@ -330,6 +371,9 @@ func handlerFor(routes caddyhttp.RouteList, host string) *Handler {
 					return found
 				}
 			}
+		}
+		if route.Terminal {
+			return nil // another site's edge_limit is not this one's
 		}
 	}
 	return nil

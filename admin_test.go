@@ -1,11 +1,13 @@
 package edgelimit
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -169,6 +171,7 @@ func TestAdminErrors(t *testing.T) {
 		{"a path that is not there", "GET", "limit", ``, 404, "limits/{name}/keys"},
 		{"a peer that is none", "GET", "resolve?peer=x", ``, 400, "is no address"},
 		{"a site that is none", "GET", "resolve?peer=127.0.0.1&site=nope.example", ``, 404, "no site"},
+		{"a port that is none", "GET", "resolve?peer=127.0.0.1&site=localhost:1", ``, 404, "no site"},
 	}
 	for _, tt := range tests {
 		status, answer := ask(t, tt.method, api+tt.path, tt.body)
@@ -183,7 +186,20 @@ func TestAdminErrors(t *testing.T) {
 }
 
 func TestAdminResolve(t *testing.T) {
-	api, _ := runAdmin(t, adminSite)
+	// another server, with a site for any host and none with an edge_limit for one
+	api, _ := runAdmin(t, adminSite+`
+http://:20999 {
+	bind 127.0.0.1
+	edge_limit {
+		client connection
+	}
+	respond ok
+}
+http://bare.example:20999 {
+	bind 127.0.0.1
+	respond ok
+}
+`)
 	tests := []struct{ why, query, resolved, source string }{
 		{"the global block", "peer=127.0.0.1&header=6.6.6.6,%20" + alice, alice, "trusted_proxies"},
 		{"two lines", "peer=127.0.0.1&header=" + alice + "&header=" + bob, bob, "trusted_proxies"},
@@ -191,6 +207,7 @@ func TestAdminResolve(t *testing.T) {
 		{"nothing sent", "peer=127.0.0.1", "", "unresolved"},
 		{"a stranger", "peer=192.0.2.1&header=6.6.6.6", "192.0.2.1", "connection"},
 		{"a site without its own block", "site=localhost&peer=127.0.0.1&header=" + alice, alice, "trusted_proxies"},
+		{"a site for any host, by its port", "site=any.example:20999&peer=127.0.0.1&header=" + alice, "127.0.0.1", "connection"},
 		{"a site of its own", "site=other.example&peer=127.0.0.1&header=" + alice, "127.0.0.1", "connection"},
 	}
 	for _, tt := range tests {
@@ -204,6 +221,35 @@ func TestAdminResolve(t *testing.T) {
 			resolved = *got.Resolved
 		}
 		expect(t, resolved+" "+got.Source, tt.resolved+" "+tt.source, tt.why)
+	}
+}
+
+// A site without an edge_limit is not answered for by another one's.
+func TestAdminResolveOfBareSite(t *testing.T) {
+	api, _ := runAdmin(t, "}\nhttp://bare.example:PORT {\nrespond ok\n}\nhttp://:PORT {\nedge_limit\nrespond ok\n}\n")
+	status, answer := ask(t, "GET", api+"resolve?peer=127.0.0.1&site=bare.example", "")
+	expect(t, status, 404, "status of "+answer)
+	status, answer = ask(t, "GET", api+"resolve?peer=127.0.0.1&site=any.example", "")
+	expect(t, status, 200, "status of "+answer)
+}
+
+// What is explained came over the network, even where the question comes over a
+// Unix socket.
+func TestAdminResolveOverUnixSocket(t *testing.T) {
+	app := appOf(t, newInstance(t, "{\nedge_limit {\nclient {\ntrusted_proxies static 127.0.0.1\n}\n}\n}\n:80 {\nedge_limit\n}"))
+	for _, tt := range []struct{ why, query, want string }{
+		{"a stranger", "peer=192.0.2.1", `"resolved":"192.0.2.1","source":"connection"`},
+		{"a proxy", "peer=127.0.0.1&header=" + alice, `"resolved":"` + alice + `","source":"trusted_proxies"`},
+	} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodGet, "/edge_limit/resolve?"+tt.query, nil)
+		socket := &net.UnixAddr{Net: "unix", Name: "/run/caddy-admin.sock"}
+		if err := app.serveResolve(w, r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, socket))); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(w.Body.String(), tt.want) {
+			t.Errorf("%s: got %s, want %s", tt.why, w.Body, tt.want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package edgelimit
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -197,6 +198,9 @@ func (a *App) Cleanup() error {
 // the state that they may share. They are returned in the order in which they
 // are judged.
 func (a *App) define(ctx caddy.Context, limits []*Limit, inFlight []*InFlight, ceilings []*Ceiling) (budgets []budget, err error) {
+	if err := refuseNull(limits, inFlight, ceilings); err != nil {
+		return nil, err
+	}
 	for _, limit := range limits {
 		if err = a.defineLimit(ctx, limit); err != nil {
 			return budgets, err
@@ -221,6 +225,20 @@ func (a *App) define(ctx caddy.Context, limits []*Limit, inFlight []*InFlight, c
 	return budgets, nil
 }
 
+// refuseNull refuses entries that JSON leaves empty: they define nothing.
+func refuseNull(limits []*Limit, inFlight []*InFlight, ceilings []*Ceiling) error {
+	const isNull = "%s: an entry is null: define something there, or take it out"
+	switch {
+	case slices.Contains(limits, nil):
+		return fmt.Errorf(isNull, "limits")
+	case slices.Contains(inFlight, nil):
+		return fmt.Errorf(isNull, "in_flight")
+	case slices.Contains(ceilings, nil):
+		return fmt.Errorf(isNull, "ceilings")
+	}
+	return nil
+}
+
 func (a *App) defineLimit(ctx caddy.Context, limit *Limit) (err error) {
 	if err = limit.provision(ctx, a); err != nil {
 		return err
@@ -230,11 +248,12 @@ func (a *App) defineLimit(ctx caddy.Context, limit *Limit) (err error) {
 	}
 	a.templates[limit.Name] = &limit.template
 	key := stateKey{kindLimit, limit.Name}
-	if limit.state, err = takeState(key, func() *limitState { return newLimitState(limit.numbers) }); err != nil {
+	isNew := false
+	if limit.state, err = takeState(key, func() *limitState { isNew = true; return newLimitState(limit.numbers) }); err != nil {
 		return err
 	}
 	a.taken = append(a.taken, key)
-	if a.persister != nil {
+	if a.persister != nil && isNew { // what lives knows more than what was written
 		a.persister.restore(limit, clock())
 	}
 	return nil

@@ -171,6 +171,7 @@ var mistakenBudgets = []struct {
 	{"limit with a status that denies nothing", `"limits": [{"name": "api", "rate": "10/m", "status": 200}]`, "limit api: status 200 denies nothing: must be from 400 to 599"},
 	{"limit with a status above 599", `"limits": [{"name": "api", "rate": "10/m", "status": 600}]`, "limit api: status 600 denies nothing: must be from 400 to 599"},
 	{"limit with a field that is not known", `"limits": [{"name": "api", "rate": "10/m", "bursts": 5}]`, "bursts"},
+	{"limit that is null", `"limits": [{"name": "api", "rate": "10/m"}, null]`, "limits: an entry is null"},
 	{"limits unlike of one name", `"limits": [{"name": "api", "rate": "10/m"}, {"name": "api", "rate": "20/m"}]`, "the name api is defined twice"},
 	{"limit and ceiling of one name", `"limits": [{"name": "api", "rate": "10/m"}], "ceilings": [{"name": "api", "rate": "10/m"}]`, "the name api is defined twice"},
 	{"limit and in_flight of one name", `"limits": [{"name": "api", "rate": "10/m"}], "in_flight": [{"name": "api", "max": 10}]`, "the name api is defined twice"},
@@ -181,8 +182,10 @@ var mistakenBudgets = []struct {
 	{"ceiling in no time", `"ceilings": [{"name": "all", "rate": "10/0s"}]`, `ceiling all: rate "10/0s"`},
 	{"ceiling with a status that denies nothing", `"ceilings": [{"name": "all", "rate": "10/m", "status": 200}]`, "ceiling all: status 200 denies nothing"},
 	{"ceiling with a key", `"ceilings": [{"name": "all", "rate": "10/m", "key": ["client"]}]`, "key"},
+	{"ceiling that is null", `"ceilings": [null]`, "ceilings: an entry is null"},
 	{"ceilings unlike of one name", `"ceilings": [{"name": "all", "rate": "10/m"}, {"name": "all", "rate": "20/m"}]`, "the name all is defined twice"},
 
+	{"in_flight that is null", `"in_flight": [null]`, "in_flight: an entry is null"},
 	{"in_flight without a name", `"in_flight": [{"max": 10}]`, `name "": only a-z, 0-9 and _ are possible`},
 	{"in_flight of none", `"in_flight": [{"name": "uploads"}]`, "in_flight uploads: the number of requests at the same time must be at least 1"},
 	{"in_flight negative", `"in_flight": [{"name": "uploads", "max": -1}]`, "in_flight uploads: the number of requests at the same time must be at least 1"},

@@ -334,6 +334,15 @@ func TestChargedOnce(t *testing.T) {
 				invoke again
 			}
 		}`},
+		{"variables named like the directive", globally + `http://test.local {
+			route {
+				vars edge_limit before
+				edge_limit once top
+				vars edge_limit between
+				edge_limit once top
+				respond ok
+			}
+		}`},
 		{"an error route that answers for the upstream", globally + `http://test.local {
 			edge_limit once top
 			error 500

@@ -280,7 +280,8 @@ func (l *Limit) late() bool { return l.OnStatus != nil && l.OnStatus.Late }
 // a right attempt gets back what it was charged, a wrong one is charged late. It
 // is called once for each charge; status 0 is no answer at all.
 func (l *Limit) settle(c charge, status int, cancelled bool, now int64) {
-	counts := status < len(l.OnStatus.charged) && l.OnStatus.charged[status]
+	// the directive error can give any number, even one that is no status
+	counts := 0 <= status && status < len(l.OnStatus.charged) && l.OnStatus.charged[status]
 	if l.OnStatus.Late {
 		if counts {
 			l.gcra.take(l.state.buckets, c.key, c.increment, now)

@@ -117,6 +117,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 // provisionBudgets collects the handler's own budgets and those used by name.
 func (h *Handler) provisionBudgets(ctx caddy.Context, app *App) error {
+	if err := refuseNull(h.Limits, h.InFlight, h.Ceilings); err != nil {
+		return err
+	}
 	var budgets []budget
 	seen := make(map[string]bool)
 	for _, name := range h.names() {
@@ -173,7 +176,8 @@ func siteOf(h *Handler) string {
 }
 
 func unknownNameError(name string) error {
-	return fmt.Errorf("%s is not defined: define a limit, ceiling or in_flight of that name in the global edge_limit block", name)
+	return fmt.Errorf("%s is not defined: define a limit, ceiling or in_flight of that name in the global edge_limit block "+
+		"(what the directive's own block defines applies already, and is not named; a matcher comes first)", name)
 }
 
 // settleOptions works out which options hold for this handler.

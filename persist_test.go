@@ -227,6 +227,34 @@ func TestRestoreOnce(t *testing.T) {
 	_ = p.Destruct()
 }
 
+// A snapshot is for states that begin. Those that live go on as they are when a
+// reload turns persist on again, and also when that reload fails.
+func TestRestoreLeavesLivingStatesAlone(t *testing.T) {
+	site := func(persist string) *caddy.Config {
+		return configOf(t, "{\nedge_limit {\npersist "+persist+"\n}\n}\n:80 {\nedge_limit {\nlimit login 3/h\n}\nrespond ok\n}")
+	}
+	storage := ownStorage(t)
+	load := func(persist string) *instance {
+		i, err := tryInstanceOn(t, site(persist), storage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i.now.Store(clock())
+		return i
+	}
+	written := load("on")
+	if err := appOf(t, written).Start(); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, written.passed(1, alice, "/"), 1, "one request is in the snapshot")
+	living := load("off")
+	written.stop()
+	expect(t, living.passed(5, alice, "/"), 2, "the rest of the budget, without persist")
+	again := load("on")
+	expect(t, again.passed(5, alice, "/"), 0, "nothing is renewed by reading what was written before")
+	expect(t, living.passed(5, alice, "/"), 0, "nor for the configuration that runs, should the other one fail")
+}
+
 func TestPersistByDefault(t *testing.T) {
 	expect(t, persistByDefault(&certmagic.FileStorage{}), true, "a file system")
 	expect(t, persistByDefault(&memoryStorage{}), false, "anything else")

@@ -42,7 +42,9 @@ type exceeded struct {
 	wait time.Duration // 0: nobody knows, or waiting does not help
 }
 
-const stateVar = "edge_limit"
+// stateVar is a name that no Caddyfile writes: a vars directive must not replace
+// the state, nor {http.vars.*} show it.
+const stateVar = "edge_limit\x00"
 
 // stateOf returns what an earlier handler found out about the request, or nil.
 func stateOf(vars map[string]any) *requestState {

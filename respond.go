@@ -34,7 +34,7 @@ func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestSta
 		d.quota.write(w.Header())
 	}
 	if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
-		leaveBodyUnread(w, r.ContentLength)
+		leaveBodyUnread(w)
 	}
 	if hasErrorRoutes(r) {
 		// caddyhttp.Error would add a random id and a look-up of the stack.
@@ -99,22 +99,17 @@ var denialOfUnresolved = denial{
 	refusal: refusal{err: errUnresolved, text: statusBody(http.StatusForbidden)},
 }
 
-// maxDrained is how much of an unread body net/http reads by itself.
-const maxDrained = 256 << 10
-
 // leaveBodyUnread ends the connection with the response, for a body that stays
 // unread: else net/http would read on for a while before it answers. (On HTTP/2
 // it would end the connection for all who share it, and a stream needs no such
 // thing.)
 //
 // A connection that is closed while a client still sends is reset, and the
-// response can be lost with it. For a body that is too large to be drained,
-// net/http can linger, which it does after a MaxBytesReader was read too far.
-func leaveBodyUnread(w http.ResponseWriter, length int64) {
+// response can be lost with it: a proxy in front then answers 502. net/http
+// waits half a second between the response and the close, for the client to read
+// it, after a MaxBytesReader was read too far.
+func leaveBodyUnread(w http.ResponseWriter) {
 	w.Header()["Connection"] = []string{"close"}
-	if 0 < length && length <= maxDrained {
-		return
-	}
 	for {
 		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
 		if !ok {

@@ -84,6 +84,12 @@ func TestOnStatus(t *testing.T) {
 		{"an error without a status counts as 500", "on_status 500", caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 			return errors.New("no")
 		}), true},
+		{"an error with a status that is none is not this one", "on_status 401", caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			return caddyhttp.Error(-5, errors.New("no"))
+		}), false},
+		{"late: nor there", "on_status late 401", caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			return caddyhttp.Error(1000, errors.New("no"))
+		}), false},
 		{"499: who hangs up before the answer has used it", "on_status 401", caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
 			return caddyhttp.Error(499, context.Canceled)
 		}), true},

@@ -112,7 +112,7 @@ func (h *Handler) noteRemoved(state *requestState, name string) {
 		return
 	}
 	warnOnce(h.logger, h.site, "removed:"+foldName(name),
-		"a trusted proxy's header is removed, so upstreams do not see it any more; to send them the resolved client in it, add the line that is named here",
+		"a header that came through a trusted proxy is removed, so upstreams do not see it any more; if it is the proxy's own and your application reads it, add the line that is named here, which sends the resolved client in it",
 		zap.String("header", name), zap.String("line", "forward "+name))
 }
 
