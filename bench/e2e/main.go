@@ -167,10 +167,8 @@ func compareServers(o options, programs map[string]string, directory string, rep
 			return err
 		}
 		servers, measured = append(servers, s), append(measured, row)
-		if s.program != "nginx" || s.denies() {
-			if err := warmUp(g, s, o, sameRequest(requestHead+"\r\n")); err != nil {
-				return err
-			}
+		if err := warmUp(g, s, o, sameRequest(requestHead+"\r\n")); err != nil {
+			return err
 		}
 	}
 	results := make(map[string][]measurement)
@@ -197,13 +195,9 @@ func (o *options) wants(r row) bool {
 	})
 }
 
-// warmUp sends some requests of any answer: the first one to a server that then
-// denies is allowed, and Go's collector needs some to find its pace.
+// warmUp sends some requests: the first to a server that denies is allowed, and
+// Go's collector needs some to find its pace.
 func warmUp(g *generator, s *server, o options, request func() []byte) error {
-	if s.denies() {
-		// whatever it says to the first, which is allowed where the limit is ours
-		_, _ = g.run(load{address: s.address, connections: 1, status: "200", request: request, requests: 1})
-	}
 	_, err := g.run(load{address: s.address, connections: o.connections, status: s.status, request: request, duration: time.Second})
 	return err
 }

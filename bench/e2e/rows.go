@@ -54,6 +54,3 @@ var rows = []row{
 	{nginxDenied, nginxBare, 0},
 	{nginxDeniedLogged, nginxBare, 0},
 }
-
-// denies says whether a server denies everybody but the first request.
-func (k serverKind) denies() bool { return k.status == "429" }
