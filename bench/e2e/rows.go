@@ -12,6 +12,9 @@ var (
 	bare    = serverKind{name: "bare Caddy: respond", program: "bare", config: "respond ok", status: "200"}
 	bare429 = serverKind{name: "bare Caddy: respond 429", program: "bare", config: "respond 429", status: "429"}
 
+	bareAnswer = serverKind{name: "bare Caddy: the answer of a denial", program: "bare", status: "429",
+		config: "header Retry-After 86400\nheader Content-Type \"text/plain; charset=utf-8\"\nrespond \"Too Many Requests\" 429"}
+
 	nothing = serverKind{name: "a handler that only calls next", program: "nothing", config: "nothing\nrespond ok", status: "200"}
 	allowed = serverKind{name: "all allowed", program: "ours", status: "200",
 		config: "edge_limit {\n" + endlessLimit + endlessCeiling + "}\nrespond ok"}
@@ -46,6 +49,7 @@ var rows = []row{
 	{nothing, bare, 0},
 	{allowed, bare, 0.96},
 	{bare429, bare429, 0},
+	{bareAnswer, bare429, 0},
 	{denied, bare429, 0.95},
 	{errorRouted, bare429, 0},
 	{deniedRouted, bare429, 0.80},
