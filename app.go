@@ -53,11 +53,11 @@ type App struct {
 	pepperStored bool
 	persister    *persister // nil: debts end with the process
 
-	budgets     map[string]budget       // defined here, by name
-	all         map[string]budget       // defined here or in a site, by name
-	definitions map[string]string       // by name: what it was defined as, here or in a site
-	templates   map[string]*keyTemplate // all that make keys, by name
-	taken       []stateKey              // what Cleanup must release, in this order
+	budgets     map[string]budget         // defined here, by name
+	all         map[string]budget         // defined here or in a site, by name
+	definitions map[string]string         // by name: what it was defined as, here or in a site
+	templates   map[string][]*keyTemplate // all that make keys, by name: two sites may define one alike
+	taken       []stateKey                // what Cleanup must release, in this order
 }
 
 // Options say how clients are found and what upstreams are told. A site's own
@@ -123,7 +123,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.budgets = make(map[string]budget)
 	a.all = make(map[string]budget)
 	a.definitions = make(map[string]string)
-	a.templates = make(map[string]*keyTemplate)
+	a.templates = make(map[string][]*keyTemplate)
 	if err := registerMetrics(ctx); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
@@ -246,7 +246,7 @@ func (a *App) defineLimit(ctx caddy.Context, limit *Limit) (err error) {
 	if err = a.claim(limit.Name, limit.defined); err != nil {
 		return err
 	}
-	a.templates[limit.Name] = &limit.template
+	a.templates[limit.Name] = append(a.templates[limit.Name], &limit.template)
 	key := stateKey{kindLimit, limit.Name}
 	isNew := false
 	if limit.state, err = takeState(key, func() *limitState { isNew = true; return newLimitState(limit.numbers) }); err != nil {
@@ -266,7 +266,7 @@ func (a *App) defineInFlight(ctx caddy.Context, f *InFlight) (err error) {
 	if err = a.claim(f.Name, f.defined); err != nil {
 		return err
 	}
-	a.templates[f.Name] = &f.template
+	a.templates[f.Name] = append(a.templates[f.Name], &f.template)
 	key := stateKey{kindInFlight, f.Name}
 	if f.state, err = takeState(key, func() *inFlightState { return new(inFlightState) }); err != nil {
 		return err
