@@ -251,7 +251,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, charges []charge) error {
 	var quota *quota
 	if h.headers != headersOff {
-		quota = quotaOf(h.headers, charges, h.now())
+		quota = h.quota(charges, h.now())
 	}
 	if quota == nil && !needsSettling(charges) {
 		return next.ServeHTTP(w, r)

@@ -25,6 +25,16 @@ func TestRatelimitHeaders(t *testing.T) {
 		h := newInstance(t, site("")).send(requestFrom(alice, "/")).Header()
 		expect(t, h.Get("RateLimit")+h.Get("X-RateLimit-Limit"), "", "nothing is told without being asked for")
 	})
+	t.Run("nothing of a trial run", func(t *testing.T) {
+		for _, lines := range []string{"observe\nlimit narrow 3/h", "limit narrow 3/h {\nobserve\n}"} {
+			i := newInstance(t, ":80 {\nedge_limit {\nratelimit_headers x\n"+lines+"\n}\nrespond ok\n}")
+			for range 5 {
+				expect(t, i.send(requestFrom(alice, "/")).Header().Get("X-RateLimit-Remaining"), "", lines)
+			}
+		}
+		i := newInstance(t, ":80 {\nedge_limit {\nratelimit_headers x\nlimit trial 3/h {\nobserve\n}\nlimit real 9/h\n}\nrespond ok\n}")
+		expect(t, i.send(requestFrom(alice, "/")).Header().Get("X-RateLimit-Limit"), "9", "the limit that can deny")
+	})
 	t.Run("x", func(t *testing.T) {
 		i := newInstance(t, site("ratelimit_headers x"))
 		h := i.send(requestFrom(alice, "/")).Header()
