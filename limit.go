@@ -322,9 +322,14 @@ func (o *OnStatus) validate() error {
 
 var namePattern = regexp.MustCompile(`^[a-z0-9_]+$`)
 
+const maxName = 100 // the snapshot's form holds 65535
+
 func validateName(name string) error {
 	if name == unresolvedName {
 		return fmt.Errorf("the name %q is taken: it stands for clients that could not be resolved", name)
+	}
+	if len(name) > maxName {
+		return fmt.Errorf("the name that begins with %q has %d letters: at most %d are possible", name[:20], len(name), maxName)
 	}
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("name %q: only a-z, 0-9 and _ are possible", name)
