@@ -73,7 +73,10 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 			unresolvedDenials.add(outcomeDenied)
 			return nil, denialOfUnresolved, nil
 		}
-		unresolvedDenials.add(outcomeWouldDeny)
+		if !state.judged(&unresolvedDenials) {
+			state.judge(&unresolvedDenials)
+			unresolvedDenials.add(outcomeWouldDeny)
+		}
 	}
 
 	charges, err := h.applicable(r, state, charges)
