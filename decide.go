@@ -73,10 +73,7 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 			unresolvedDenials.add(outcomeDenied)
 			return nil, denialOfUnresolved, nil
 		}
-		if !state.judged(&unresolvedDenials) {
-			state.judge(&unresolvedDenials)
-			unresolvedDenials.add(outcomeWouldDeny)
-		}
+		unresolvedDenials.add(outcomeWouldDeny)
 	}
 
 	charges, err := h.applicable(r, state, charges)
