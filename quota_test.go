@@ -1,7 +1,10 @@
 package edgelimit
 
 import (
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/dunglas/httpsfv"
@@ -24,6 +27,16 @@ func TestRatelimitHeaders(t *testing.T) {
 	t.Run("off by default", func(t *testing.T) {
 		h := newInstance(t, site("")).send(requestFrom(alice, "/")).Header()
 		expect(t, h.Get("RateLimit")+h.Get("X-RateLimit-Limit"), "", "nothing is told without being asked for")
+	})
+	t.Run("where a file is sent by the kernel", func(t *testing.T) {
+		i := newInstance(t, site("ratelimit_headers x"))
+		w := httptest.NewRecorder()
+		err := i.handlers[0].ServeHTTP(w, prepared(requestFrom(alice, "/"), i.server), caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+			_, err := w.(io.ReaderFrom).ReadFrom(strings.NewReader("a file"))
+			return err
+		}))
+		expect(t, err, nil, "error")
+		expect(t, w.Result().Header.Get("X-RateLimit-Remaining"), "2", "written before the body")
 	})
 	t.Run("nothing of a trial run", func(t *testing.T) {
 		for _, lines := range []string{"observe\nlimit narrow 3/h", "limit narrow 3/h {\nobserve\n}"} {
