@@ -315,16 +315,21 @@ func (o *Options) validate() error {
 	default:
 		return fmt.Errorf("ratelimit_headers %q: must be off, ietf or x", o.RatelimitHeaders)
 	}
-	if err := validateForward(o.Forward); err != nil {
-		return err
-	}
-	if err := validateHeaderNames("strip", o.Strip); err != nil {
+	if err := o.validateForwarding(); err != nil {
 		return err
 	}
 	if o.Client != nil {
 		return o.Client.validate()
 	}
 	return nil
+}
+
+// validateForwarding checks what upstreams are told.
+func (o *Options) validateForwarding() error {
+	if err := validateForward(o.Forward); err != nil {
+		return err
+	}
+	return validateHeaderNames("strip", o.Strip)
 }
 
 func (o *Options) provision(ctx caddy.Context) error {

@@ -25,6 +25,7 @@ var wallTime = map[string]string{
 	"app.go clock":        "since processStart, by its monotonic reading",
 	"persist.go load":     "a snapshot must outlive the process, and with it the monotonic clock",
 	"persist.go write":    "the same",
+	"respond.go deny":     "a deadline of a connection, which decides nothing",
 }
 
 func TestWallTimeIsReadByFewOnly(t *testing.T) {

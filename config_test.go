@@ -89,6 +89,8 @@ var mistakenOptions = []struct {
 	{"forward no header", `"forward": ["X Real IP"]`, `forward: "X Real IP" is no name of a header`},
 	{"forward empty", `"forward": [""]`, `forward: "" is no name of a header`},
 	{"strip no header", `"strip": ["X-Visitor:"]`, `strip: "X-Visitor:" is no name of a header`},
+	{"forward the message's own", `"forward": ["Host"]`, `forward: Host belongs to the message itself`},
+	{"strip the message's own", `"strip": ["connection"]`, `strip: connection belongs to the message itself`},
 	{"strip empty", `"strip": [""]`, `strip: "" is no name of a header`},
 
 	{"connection and more", `"client": {"connection": true, "hops": 1}`, "nothing stands in front"},
