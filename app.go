@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -145,7 +146,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 
 // provisionState gets ready what budgets need to be remembered.
 func (a *App) provisionState(ctx caddy.Context) (err error) {
-	a.MaxKeys = firstSet(a.MaxKeys, defaultMaxKeys)
+	a.MaxKeys = cmp.Or(a.MaxKeys, defaultMaxKeys)
 	if a.pepper, a.pepperStored, err = loadPepper(ctx, a.Pepper); err != nil {
 		return fmt.Errorf("pepper: %w", err)
 	}
