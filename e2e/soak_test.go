@@ -100,7 +100,7 @@ func TestSoak(t *testing.T) {
 			t.Fatalf("reload %d got %d", n, status)
 		}
 		if n%10 == 0 {
-			get(t, client, "http://"+addr+"/narrow").wantDenied(t, 24*time.Hour)
+			getAgain(t, client, "http://"+addr+"/narrow").wantDenied(t, 24*time.Hour)
 			now := c.metric(t, `caddy_edge_limit_requests_total{name="wide",outcome="allowed"}`)
 			if now < served {
 				t.Errorf("a counter went back from %v to %v", served, now)
