@@ -57,6 +57,25 @@ func TestChangedNumbers(t *testing.T) {
 	}
 }
 
+// What on_status charged before a reload is given back in the new numbers: the
+// budget of who did it right is whole again, and nothing is left over.
+func TestChangedNumbersOfPendingCharges(t *testing.T) {
+	for _, to := range []string{"5/m", "5/d", "500/h"} {
+		const key, now = uint64(1 << 40), int64(time.Hour)
+		before, after := numbersOf(t, "5/h", 0, 1000), numbersOf(t, to, 0, 1000)
+		state := newLimitState(before)
+		first, _, _ := state.pending.take(before.gcra, state.buckets, key, before.emissionInterval, now)
+		second, _, _ := state.pending.take(before.gcra, state.buckets, key, before.emissionInterval, now)
+		state.adopt(after, now)
+		full := after.remaining(now, now)
+		expect(t, after.remaining(state.buckets.Peek(key, now), now), full*3/5, to+": two of five are used")
+		state.pending.end(after.gcra, state.buckets, key, first, true, now)
+		expect(t, after.remaining(state.buckets.Peek(key, now), now), full*4/5, to+": one is given back")
+		state.pending.end(after.gcra, state.buckets, key, second, true, now)
+		expect(t, after.remaining(state.buckets.Peek(key, now), now), full, to+": all is there again")
+	}
+}
+
 func TestChangedMaxKeys(t *testing.T) {
 	state := newLimitState(numbersOf(t, "5/h", 0, 1000))
 	for n := range uint64(1000) {

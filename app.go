@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -53,11 +54,11 @@ type App struct {
 	pepperStored bool
 	persister    *persister // nil: debts end with the process
 
-	budgets     map[string]budget       // defined here, by name
-	all         map[string]budget       // defined here or in a site, by name
-	definitions map[string]string       // by name: what it was defined as, here or in a site
-	templates   map[string]*keyTemplate // all that make keys, by name
-	taken       []stateKey              // what Cleanup must release, in this order
+	budgets     map[string]budget         // defined here, by name
+	all         map[string]budget         // defined here or in a site, by name
+	definitions map[string]string         // by name: what it was defined as, here or in a site
+	templates   map[string][]*keyTemplate // all that make keys, by name: two sites may define one alike
+	taken       []stateKey                // what Cleanup must release, in this order
 }
 
 // Options say how clients are found and what upstreams are told. A site's own
@@ -123,7 +124,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.budgets = make(map[string]budget)
 	a.all = make(map[string]budget)
 	a.definitions = make(map[string]string)
-	a.templates = make(map[string]*keyTemplate)
+	a.templates = make(map[string][]*keyTemplate)
 	if err := registerMetrics(ctx); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
@@ -145,7 +146,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 
 // provisionState gets ready what budgets need to be remembered.
 func (a *App) provisionState(ctx caddy.Context) (err error) {
-	a.MaxKeys = firstSet(a.MaxKeys, defaultMaxKeys)
+	a.MaxKeys = cmp.Or(a.MaxKeys, defaultMaxKeys)
 	if a.pepper, a.pepperStored, err = loadPepper(ctx, a.Pepper); err != nil {
 		return fmt.Errorf("pepper: %w", err)
 	}
@@ -246,7 +247,7 @@ func (a *App) defineLimit(ctx caddy.Context, limit *Limit) (err error) {
 	if err = a.claim(limit.Name, limit.defined); err != nil {
 		return err
 	}
-	a.templates[limit.Name] = &limit.template
+	a.templates[limit.Name] = append(a.templates[limit.Name], &limit.template)
 	key := stateKey{kindLimit, limit.Name}
 	isNew := false
 	if limit.state, err = takeState(key, func() *limitState { isNew = true; return newLimitState(limit.numbers) }); err != nil {
@@ -266,7 +267,7 @@ func (a *App) defineInFlight(ctx caddy.Context, f *InFlight) (err error) {
 	if err = a.claim(f.Name, f.defined); err != nil {
 		return err
 	}
-	a.templates[f.Name] = &f.template
+	a.templates[f.Name] = append(a.templates[f.Name], &f.template)
 	key := stateKey{kindInFlight, f.Name}
 	if f.state, err = takeState(key, func() *inFlightState { return new(inFlightState) }); err != nil {
 		return err
@@ -315,16 +316,21 @@ func (o *Options) validate() error {
 	default:
 		return fmt.Errorf("ratelimit_headers %q: must be off, ietf or x", o.RatelimitHeaders)
 	}
-	if err := validateForward(o.Forward); err != nil {
-		return err
-	}
-	if err := validateHeaderNames("strip", o.Strip); err != nil {
+	if err := o.validateForwarding(); err != nil {
 		return err
 	}
 	if o.Client != nil {
 		return o.Client.validate()
 	}
 	return nil
+}
+
+// validateForwarding checks what upstreams are told.
+func (o *Options) validateForwarding() error {
+	if err := validateForward(o.Forward); err != nil {
+		return err
+	}
+	return validateHeaderNames("strip", o.Strip)
 }
 
 func (o *Options) provision(ctx caddy.Context) error {

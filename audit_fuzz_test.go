@@ -16,7 +16,7 @@ func FuzzAuditCaddyfile(f *testing.F) {
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, content []byte) {
 		if bytes.Contains(content, []byte("import")) && bytes.ContainsAny(content, "/.") {
-			t.Skip() // files of this machine
+			return // it could read files of this machine
 		}
 		checkPlaces(t, filepath.Join(dir, "Caddyfile"), content, "caddyfile")
 	})

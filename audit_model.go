@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -330,9 +331,9 @@ func (c *Client) trustsProxies() bool { return len(c.TrustedProxiesRaw) > 0 || c
 // unresolvedOption is what happens to clients that cannot be resolved.
 func (c *auditConfig) unresolvedOption(e *auditEdge) string {
 	if c.app != nil {
-		return firstWord(e.Unresolved, c.app.Unresolved, unresolvedShare)
+		return cmp.Or(e.Unresolved, c.app.Unresolved, unresolvedShare)
 	}
-	return firstWord(e.Unresolved, unresolvedShare)
+	return cmp.Or(e.Unresolved, unresolvedShare)
 }
 
 // budgets are those of the block and those that it uses by name.

@@ -318,7 +318,7 @@ func (o *Options) unmarshalOption(b *block) (known bool, err error) {
 			if err := b.words(&o.Forward, "off, or the names of headers"); err != nil {
 				return err
 			}
-			return validateForward(o.Forward)
+			return o.validateForwarding()
 		})
 	case "ratelimit_headers":
 		err = b.once(func() error {
@@ -332,7 +332,7 @@ func (o *Options) unmarshalOption(b *block) (known bool, err error) {
 			if err := b.words(&o.Strip, "the names of headers"); err != nil {
 				return err
 			}
-			return validateHeaderNames("strip", o.Strip)
+			return o.validateForwarding()
 		})
 	case "observe":
 		err = b.once(func() error { return b.flag(&o.Observe) })

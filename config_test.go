@@ -89,6 +89,8 @@ var mistakenOptions = []struct {
 	{"forward no header", `"forward": ["X Real IP"]`, `forward: "X Real IP" is no name of a header`},
 	{"forward empty", `"forward": [""]`, `forward: "" is no name of a header`},
 	{"strip no header", `"strip": ["X-Visitor:"]`, `strip: "X-Visitor:" is no name of a header`},
+	{"forward the message's own", `"forward": ["Host"]`, `forward: Host belongs to the message itself`},
+	{"strip the message's own", `"strip": ["connection"]`, `strip: connection belongs to the message itself`},
 	{"strip empty", `"strip": [""]`, `strip: "" is no name of a header`},
 
 	{"connection and more", `"client": {"connection": true, "hops": 1}`, "nothing stands in front"},
@@ -138,6 +140,7 @@ var mistakenBudgets = []struct {
 	{"limit without a name", `"limits": [{"rate": "10/m"}]`, `name "": only a-z, 0-9 and _ are possible`},
 	{"limit with a bad name", `"limits": [{"name": "my-api", "rate": "10/m"}]`, `limit my-api: name "my-api": only a-z, 0-9 and _ are possible`},
 	{"limit with a name of two lines", `"limits": [{"name": "api\n", "rate": "10/m"}]`, `only a-z, 0-9 and _ are possible`},
+	{"limit with a name that a snapshot cannot hold", `"limits": [{"name": "` + strings.Repeat("a", 1<<16) + `", "rate": "10/m"}]`, "at most 100 are possible"},
 	{"limit called unresolved", `"limits": [{"name": "unresolved", "rate": "10/m"}]`, `the name "unresolved" is taken`},
 	{"limit without a rate", `"limits": [{"name": "api"}]`, `limit api: rate "" is not <count>/<window>: write for example 10/m`},
 	{"limit of none", `"limits": [{"name": "api", "rate": "0/m"}]`, `limit api: rate "0/m"`},

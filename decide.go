@@ -67,13 +67,16 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 	if selected, err := h.matchers.AnyMatchWithError(r); err != nil || !selected {
 		return nil, denial{}, err
 	}
-	if !state.resolved() && h.unresolved == unresolvedDeny && !state.judged(&unresolvedDenials) {
-		state.judge(&unresolvedDenials)
+	// once denied for that, an error route may answer; a trial denies nothing yet
+	if !state.resolved() && h.unresolved == unresolvedDeny && state.exceeded.name != unresolvedName {
 		if !h.observe {
 			unresolvedDenials.add(outcomeDenied)
 			return nil, denialOfUnresolved, nil
 		}
-		unresolvedDenials.add(outcomeWouldDeny)
+		if !state.judged(&unresolvedDenials) {
+			state.judge(&unresolvedDenials)
+			unresolvedDenials.add(outcomeWouldDeny)
+		}
 	}
 
 	charges, err := h.applicable(r, state, charges)

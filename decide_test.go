@@ -869,6 +869,21 @@ http://test.local {
 	expect(t, i.ceiling(t, "top").count(outcomeAllowed), 5, "the ceiling counted what passed")
 }
 
+// What would be denied for being unresolved is counted once a request as well,
+// and a handler that is not on trial denies it all the same.
+func TestUnresolvedWouldDenyIsCountedOnce(t *testing.T) {
+	for _, row := range []struct {
+		second string
+		status int
+	}{{"observe", 200}, {"", 403}} {
+		i := newInstance(t, "{\nedge_limit {\nclient {\ntrusted_proxies static 10.0.0.0/8\n}\nunresolved deny\n}\n}\n"+
+			"http://test.local {\nroute {\nedge_limit {\nobserve\n}\nedge_limit {\n"+row.second+"\n}\nrespond ok\n}\n}")
+		before := unresolvedDenials.count(outcomeWouldDeny)
+		expect(t, i.get("10.0.0.1", "/"), row.status, "a trial, then "+row.second)
+		expect(t, unresolvedDenials.count(outcomeWouldDeny)-before, 1, "would_deny")
+	}
+}
+
 // The same for a client that is denied because it is unresolved: the error route
 // is what answers, and the denial is counted once.
 func TestErrorRouteAfterUnresolvedDenial(t *testing.T) {

@@ -25,6 +25,9 @@ func TestFloodOfDenials(t *testing.T) {
 		l.note(logger, denial{name: "a", wait: time.Minute}, uint64(n)<<20|2, now, false)
 		now += int64(seconds * time.Second / flood)
 	}
+	if summaries := logs.FilterMessage("denials in sum").Len(); summaries < seconds-1 {
+		t.Errorf("%d summaries in %d seconds of flood, want one a second", summaries, seconds)
+	}
 	l.mu.Lock()
 	l.summarize(logger, "a", now)
 	l.mu.Unlock()

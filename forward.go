@@ -71,9 +71,15 @@ func validateHeaderNames(option string, names []string) error {
 		if !httpguts.ValidHeaderFieldName(name) {
 			return fmt.Errorf("%s: %q is no name of a header", option, name)
 		}
+		if slices.Contains(messageHeaders, foldName(name)) {
+			return fmt.Errorf("%s: %s belongs to the message itself, and names no client", option, name)
+		}
 	}
 	return nil
 }
+
+// messageHeaders hold a request together: to write or remove one is a mistake.
+var messageHeaders = []string{"host", "connection", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "expect"}
 
 // remove takes the identity headers out of the request: by name and look-alike,
 // from Connection, and from trailers. It calls removed for each.

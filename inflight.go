@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -75,8 +76,8 @@ func (f *InFlight) provision(ctx caddy.Context, app *App) (err error) {
 	}
 	f.maxKeys = app.MaxKeys
 	f.template.parts = f.key
-	f.template.ipv4Bits = firstSet(app.IPv4Prefix, defaultIPv4Prefix)
-	f.template.ipv6Bits = firstSet(app.IPv6Prefix, defaultIPv6Prefix)
+	f.template.ipv4Bits = cmp.Or(app.IPv4Prefix, defaultIPv4Prefix)
+	f.template.ipv6Bits = cmp.Or(app.IPv6Prefix, defaultIPv6Prefix)
 	f.template.secret.Store(newKeySecret(app.pepper, f.Name))
 	if f.matchers, err = loadMatchers(ctx, f); err != nil {
 		return fmt.Errorf("in_flight %s: %w", f.Name, err)

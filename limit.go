@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -164,8 +165,8 @@ func (l *Limit) provision(ctx caddy.Context, app *App) (err error) {
 	l.app = app
 	l.numbers = limitNumbers{l.gcra, app.MaxKeys}
 	l.template.parts = l.key
-	l.template.ipv4Bits = firstSet(l.IPv4Prefix, app.IPv4Prefix, defaultIPv4Prefix)
-	l.template.ipv6Bits = firstSet(l.IPv6Prefix, app.IPv6Prefix, defaultIPv6Prefix)
+	l.template.ipv4Bits = cmp.Or(l.IPv4Prefix, app.IPv4Prefix, defaultIPv4Prefix)
+	l.template.ipv6Bits = cmp.Or(l.IPv6Prefix, app.IPv6Prefix, defaultIPv6Prefix)
 	l.template.secret.Store(newKeySecret(app.pepper, l.Name))
 	if l.matchers, err = loadMatchers(ctx, l); err != nil {
 		return fmt.Errorf("limit %s: %w", l.Name, err)
@@ -322,9 +323,14 @@ func (o *OnStatus) validate() error {
 
 var namePattern = regexp.MustCompile(`^[a-z0-9_]+$`)
 
+const maxName = 100 // the snapshot's form holds 65535
+
 func validateName(name string) error {
 	if name == unresolvedName {
 		return fmt.Errorf("the name %q is taken: it stands for clients that could not be resolved", name)
+	}
+	if len(name) > maxName {
+		return fmt.Errorf("the name that begins with %q has %d letters: at most %d are possible", name[:20], len(name), maxName)
 	}
 	if !namePattern.MatchString(name) {
 		return fmt.Errorf("name %q: only a-z, 0-9 and _ are possible", name)
@@ -353,16 +359,6 @@ func validatePrefixes(ipv4Bits, ipv6Bits int) error {
 		return errors.New("ipv6_prefix must be from 1 to 128")
 	}
 	return nil
-}
-
-// firstSet is the first number that is not 0.
-func firstSet(numbers ...int) int {
-	for _, n := range numbers {
-		if n != 0 {
-			return n
-		}
-	}
-	return 0
 }
 
 // rawMatch writes a match so that two can be compared; none is "".

@@ -4,6 +4,7 @@
 package edgelimit
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -192,9 +193,9 @@ func (h *Handler) settleOptions(ctx caddy.Context, app *App) error {
 			return err
 		}
 	}
-	h.unresolved = firstWord(h.Unresolved, app.Unresolved, unresolvedShare)
+	h.unresolved = cmp.Or(h.Unresolved, app.Unresolved, unresolvedShare)
 	h.observe = h.Observe || app.Observe
-	h.headers = firstWord(h.RatelimitHeaders, app.RatelimitHeaders, headersOff)
+	h.headers = cmp.Or(h.RatelimitHeaders, app.RatelimitHeaders, headersOff)
 	forward, strip := h.Forward, h.Strip
 	if forward == nil {
 		forward = app.Forward
@@ -203,19 +204,10 @@ func (h *Handler) settleOptions(ctx caddy.Context, app *App) error {
 		strip = app.Strip
 	}
 	h.forwarder = newForwarder(h.client, forward, strip)
-	h.ipv4Bits = firstSet(app.IPv4Prefix, defaultIPv4Prefix)
-	h.ipv6Bits = firstSet(app.IPv6Prefix, defaultIPv6Prefix)
+	h.ipv4Bits = cmp.Or(app.IPv4Prefix, defaultIPv4Prefix)
+	h.ipv6Bits = cmp.Or(app.IPv6Prefix, defaultIPv6Prefix)
 	h.warnLax()
 	return nil
-}
-
-func firstWord(words ...string) string {
-	for _, word := range words {
-		if word != "" {
-			return word
-		}
-	}
-	return ""
 }
 
 // ServeHTTP resolves, decides, and denies or forwards.
@@ -251,7 +243,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, charges []charge) error {
 	var quota *quota
 	if h.headers != headersOff {
-		quota = quotaOf(h.headers, charges, h.now())
+		quota = h.quota(charges, h.now())
 	}
 	if quota == nil && !needsSettling(charges) {
 		return next.ServeHTTP(w, r)

@@ -84,7 +84,9 @@ func (a *App) storePepper() {
 // moment of starting, are not remembered.
 func (a *App) setPepper(pepper []byte) {
 	a.pepper = pepper
-	for name, template := range a.templates {
-		template.secret.Store(newKeySecret(pepper, name))
+	for name, templates := range a.templates {
+		for _, template := range templates {
+			template.secret.Store(newKeySecret(pepper, name))
+		}
 	}
 }

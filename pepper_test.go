@@ -24,7 +24,7 @@ func appOf(t *testing.T, i *instance) *App {
 func TestPepperIsAgreedOn(t *testing.T) {
 	storage := ownStorage(t)
 	start := func() *App {
-		i, err := tryInstanceOn(t, configOf(t, ":80 {\n\tedge_limit {\n\t\tlimit a 1/h\n\t}\n}"), storage)
+		i, err := tryInstanceOn(t, configOf(t, "http://one.local {\n\tedge_limit {\n\t\tlimit a 1/h\n\t}\n}\nhttp://two.local {\n\tedge_limit {\n\t\tlimit a 1/h\n\t}\n}"), storage)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,7 +42,10 @@ func TestPepperIsAgreedOn(t *testing.T) {
 	}
 	expect(t, stored(), true, "after the start")
 	expect(t, string(second.pepper), string(first.pepper), "the second takes the first one's")
-	expect(t, *second.templates["a"].secret.Load(), *first.templates["a"].secret.Load(), "and hashes keys alike")
+	for _, template := range second.templates["a"] {
+		expect(t, *template.secret.Load(), *first.templates["a"][0].secret.Load(), "and hashes keys alike, in each site that defines the limit")
+	}
+	expect(t, len(second.templates["a"]), 2, "sites that define it")
 	third := start()
 	expect(t, string(third.pepper), string(first.pepper), "who comes later reads it")
 	expect(t, third.pepperStored, true, "and has nothing to store")

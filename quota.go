@@ -24,16 +24,17 @@ type quota struct {
 	reset     time.Duration // until more is possible, or until all is there again
 }
 
-// quotaOf describes the limit, of those charged, that is closest to denying, or
-// returns nil if there is none.
-func quotaOf(style string, charges []charge, now int64) *quota {
+// quota describes the limit, of those charged, that is closest to denying, or
+// returns nil if there is none. What is only observed denies nothing, and a
+// client that is told of it would hold back all the same.
+func (h *Handler) quota(charges []charge, now int64) *quota {
 	var closest *quota
 	for i := range charges {
 		limit, ok := charges[i].budget.(*Limit)
-		if !ok {
+		if !ok || h.observes(limit) {
 			continue
 		}
-		if q := limit.quota(style, charges[i].key, now); closest == nil || q.remaining < closest.remaining ||
+		if q := limit.quota(h.headers, charges[i].key, now); closest == nil || q.remaining < closest.remaining ||
 			q.remaining == closest.remaining && q.reset > closest.reset {
 			closest = q
 		}

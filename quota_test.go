@@ -1,7 +1,10 @@
 package edgelimit
 
 import (
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/dunglas/httpsfv"
@@ -24,6 +27,26 @@ func TestRatelimitHeaders(t *testing.T) {
 	t.Run("off by default", func(t *testing.T) {
 		h := newInstance(t, site("")).send(requestFrom(alice, "/")).Header()
 		expect(t, h.Get("RateLimit")+h.Get("X-RateLimit-Limit"), "", "nothing is told without being asked for")
+	})
+	t.Run("where a file is sent by the kernel", func(t *testing.T) {
+		i := newInstance(t, site("ratelimit_headers x"))
+		w := httptest.NewRecorder()
+		err := i.handlers[0].ServeHTTP(w, prepared(requestFrom(alice, "/"), i.server), caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+			_, err := w.(io.ReaderFrom).ReadFrom(strings.NewReader("a file"))
+			return err
+		}))
+		expect(t, err, nil, "error")
+		expect(t, w.Result().Header.Get("X-RateLimit-Remaining"), "2", "written before the body")
+	})
+	t.Run("nothing of a trial run", func(t *testing.T) {
+		for _, lines := range []string{"observe\nlimit narrow 3/h", "limit narrow 3/h {\nobserve\n}"} {
+			i := newInstance(t, ":80 {\nedge_limit {\nratelimit_headers x\n"+lines+"\n}\nrespond ok\n}")
+			for range 5 {
+				expect(t, i.send(requestFrom(alice, "/")).Header().Get("X-RateLimit-Remaining"), "", lines)
+			}
+		}
+		i := newInstance(t, ":80 {\nedge_limit {\nratelimit_headers x\nlimit trial 3/h {\nobserve\n}\nlimit real 9/h\n}\nrespond ok\n}")
+		expect(t, i.send(requestFrom(alice, "/")).Header().Get("X-RateLimit-Limit"), "9", "the limit that can deny")
 	})
 	t.Run("x", func(t *testing.T) {
 		i := newInstance(t, site("ratelimit_headers x"))

@@ -33,7 +33,8 @@ func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestSta
 	if d.quota != nil {
 		d.quota.write(w.Header())
 	}
-	if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
+	unread := r.ProtoMajor == 1 && r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody
+	if unread {
 		leaveBodyUnread(w)
 	}
 	if hasErrorRoutes(r) {
@@ -45,6 +46,10 @@ func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestSta
 		body, contentType = d.problem, problemJSON
 	}
 	w.Header()["Content-Type"] = contentType
+	if unread {
+		// nobody behind needs the body, and who never sends it shall not hold on
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Second))
+	}
 	w.WriteHeader(d.status)
 	_, err := w.Write(body)
 	return err

@@ -95,6 +95,10 @@ func TestOnStatus(t *testing.T) {
 		}), true},
 		{"a cancelled request has used it, whatever was written then", "on_status 401", cancelled(200), true},
 		{"101 is no answer to the attempt", "on_status 401", answerWith(101), true},
+		{"a hijacked connection is no answer to the attempt", "on_status 401", caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+			_, _, _ = http.NewResponseController(w).Hijack()
+			return nil
+		}), true},
 		{"a 103 before it is not the final status", "on_status 401", caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 			w.WriteHeader(103)
 			w.WriteHeader(401)

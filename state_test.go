@@ -91,6 +91,12 @@ func (l *live) mustLoad(t *testing.T, caddyfile string) {
 	if err := l.load(t, caddyfile); err != nil {
 		t.Fatal(err)
 	}
+	// Caddy closes the old listener in the background; until then it still accepts
+	for begin := time.Now(); caddy.ListenerUsage("tcp", fmt.Sprintf("127.0.0.1:%d", l.port)) > 1; time.Sleep(time.Millisecond) {
+		if time.Since(begin) > time.Minute {
+			t.Fatal("the old listener stays open")
+		}
+	}
 }
 
 // try sends a request from one of the loopback addresses 127.0.0.1 to

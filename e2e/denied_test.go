@@ -48,6 +48,11 @@ func TestDeniedWithABodyNotSent(t *testing.T) {
 				if got := app.requests.Load(); got != 1 {
 					t.Errorf("%d requests came through, want 1", got)
 				}
+				if !errorRoutes { // which may still want the body
+					if _, err := reader.ReadByte(); err != io.EOF {
+						t.Errorf("a client that never sends its body keeps the connection: %v", err)
+					}
+				}
 			})
 		}
 	}
