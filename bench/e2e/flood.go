@@ -1,9 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
-	"time"
 )
 
 // The flood: each request has a client that was never there before, which is what
@@ -71,40 +71,36 @@ func measureFlood(o options, programs map[string]string, directory string, repor
 	return nil
 }
 
-// paceAlike finds the GOGC with which a server whose table is full lets as much
-// garbage lie as a bare one does with 100. A table counts as heap in use, and
-// with the same GOGC the server would collect less often: it would look faster
-// than it is.
+// paceAlike finds the GOGC with which a server whose table is full collects as
+// often as a bare one does with 100. A table counts as heap in use, and with the
+// same GOGC the server would collect less often: it would look faster than it is.
 func paceAlike(g *generator, o options, programs map[string]string, directory string, flooded serverKind, maxKeys int) (gogc int, err error) {
-	garbage := func(kind serverKind, requests int, gogc int) (live, garbage float64, err error) {
-		s, err := startServer(kind, programs, directory, o.serverCPU, gogc)
+	collections := func(kind serverKind, before int) (float64, error) {
+		s, err := startServer(kind, programs, directory, o.serverCPU, 100)
 		if err != nil {
-			return 0, 0, err
+			return 0, err
 		}
 		defer s.stop()
-		fill := freshClients(requestHead)
-		if requests > 0 {
-			if _, err := g.run(load{address: s.address, connections: o.connections, status: kind.status, request: fill, requests: requests}); err != nil {
-				return 0, 0, err
-			}
+		l := load{address: s.address, connections: o.connections, status: kind.status, request: freshClients(requestHead), requests: before}
+		if _, err := g.run(l); err != nil {
+			return 0, err
 		}
-		if _, err := g.run(load{address: s.address, connections: o.connections, status: kind.status, request: fill, duration: 2 * time.Second}); err != nil {
-			return 0, 0, err
-		}
-		u, err := s.usage()
-		if err == nil && u.collections == 0 {
-			err = fmt.Errorf("%s: the garbage collector never ran", s.name)
-		}
-		return u.live, u.total - u.live, err
+		l.requests = 300_000
+		m, err := measure(g, s, l)
+		return m.collections, err
 	}
-	_, allowed, err := garbage(bare, 0, 100)
+	wanted, err := collections(bare, 100_000)
 	if err != nil {
 		return 0, err
 	}
-	live, got, err := garbage(flooded, maxKeys, 100)
+	got, err := collections(flooded, maxKeys+maxKeys/10)
 	if err != nil {
 		return 0, err
 	}
-	fmt.Printf("\ngarbage between two collections: bare %.0f MB, flooded with GOGC=100 %.0f MB (%.0f MB live)\n", allowed, got, live)
-	return max(1, int(math.Round(100*allowed/got))), nil
+	if got == 0 || wanted == 0 {
+		return 0, errors.New("the garbage collector never ran")
+	}
+	// Garbage between two collections grows with GOGC, and how often they come
+	// falls with it.
+	return max(1, int(math.Round(100*got/wanted))), nil
 }

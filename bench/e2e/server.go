@@ -162,13 +162,11 @@ type usage struct {
 	cpu         time.Duration // user and system
 	rss         int64         // bytes, at this moment
 	collections int           // of garbage
-	live        float64       // MB that the last collection left
-	total       float64       // MB in use when it began
 }
 
 const ticksPerSecond = 100 // USER_HZ, the same on all Linux platforms that Go knows
 
-var collection = regexp.MustCompile(`(?m)^gc \d+ @.*, (\d+)->\d+->(\d+) MB, `)
+var collection = regexp.MustCompile(`(?m)^gc \d+ @`)
 
 func (s *server) usage() (u usage, err error) {
 	pid := strconv.Itoa(s.command.Process.Pid)
@@ -187,12 +185,6 @@ func (s *server) usage() (u usage, err error) {
 	if err != nil {
 		return u, fmt.Errorf("%s: reading its log: %w", s.name, err)
 	}
-	collections := collection.FindAllSubmatch(text, -1)
-	u.collections = len(collections)
-	if u.collections > 0 {
-		last := collections[u.collections-1]
-		u.total, _ = strconv.ParseFloat(string(last[1]), 64)
-		u.live, _ = strconv.ParseFloat(string(last[2]), 64)
-	}
+	u.collections = len(collection.FindAllIndex(text, -1))
 	return u, nil
 }
