@@ -32,6 +32,7 @@ func init() {
 //	GET    /edge_limit/limits                      what each name counts and has counted
 //	POST   /edge_limit/limits/{name}/keys          how one key stands; the body holds its parts
 //	DELETE /edge_limit/limits/{name}/keys          the same, and forgets its debt and its ban
+//	GET    /edge_limit/store                       how the store that instances share stands
 //	GET    /edge_limit/resolve?peer=&header=&site= who the client would be, explained
 //
 // The parts of a key are a JSON object from each part that is not mere text, as
@@ -65,6 +66,11 @@ func serveAdmin(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		return writeJSON(w, app.reports())
+	case len(path) == 1 && path[0] == "store":
+		if err := allowMethods(r, http.MethodGet); err != nil {
+			return err
+		}
+		return app.serveStore(w)
 	case len(path) == 1 && path[0] == "resolve":
 		if err := allowMethods(r, http.MethodGet); err != nil {
 			return err
@@ -76,7 +82,7 @@ func serveAdmin(w http.ResponseWriter, r *http.Request) error {
 		}
 		return app.serveKey(w, r, path[1])
 	}
-	return adminError(http.StatusNotFound, "there is no %s: known are limits, limits/{name}/keys and resolve", r.URL.Path)
+	return adminError(http.StatusNotFound, "there is no %s: known are limits, limits/{name}/keys, store and resolve", r.URL.Path)
 }
 
 // activeApp is the app of the configuration that runs.
@@ -168,7 +174,7 @@ func (f *InFlight) report(report *budgetReport) {
 }
 
 func (c *Ceiling) report(report *budgetReport) {
-	used := c.state.window.usedRatio(clock())
+	used := c.state.usedRatio(clock())
 	report.Kind, report.Rate, report.Used = kindCeiling, c.Rate, &used
 }
 
@@ -198,18 +204,56 @@ func (a *App) serveKey(w http.ResponseWriter, r *http.Request, name string) erro
 	if err := body.Decode(&parts); err != nil {
 		return adminError(http.StatusBadRequest, `the body must be a JSON object of the key's parts, such as {"client": "203.0.113.7"}: %w`, err)
 	}
-	key, err := limit.template.lookUp(parts)
+	key, material, err := limit.template.lookUp(parts)
 	if err != nil {
 		return adminError(http.StatusBadRequest, "limit %s: %w", name, err)
 	}
-	now := clock()
-	report := limit.reportKey(key, now)
-	if r.Method == http.MethodDelete {
-		debt, ban := limit.state.buckets.Delete(key), limit.state.buckets.Delete(banKey(key))
-		report = limit.reportKey(key, now)
-		report.Forgiven = debt || ban
+	forgive := r.Method == http.MethodDelete
+	forgiven, err := limit.consultStore(key, material, forgive)
+	if err != nil {
+		return adminError(http.StatusServiceUnavailable, "the store cannot be asked: %w", err)
 	}
+	if forgive {
+		debt, ban := limit.state.buckets.Delete(key), limit.state.buckets.Delete(banKey(key))
+		forgiven = forgiven || debt || ban
+	}
+	report := limit.reportKey(key, clock())
+	report.Forgiven = forgiven
 	return writeJSON(w, report)
+}
+
+// consultStore learns from a shared store how a key stands, or forgives it there.
+func (l *Limit) consultStore(key uint64, material []byte, forgive bool) (forgiven bool, err error) {
+	fleet := l.app.fleet
+	if fleet == nil {
+		return false, nil
+	}
+	asked := []StoreCharge{{
+		Key: fleet.key(StoreLimit, l.Name, material), Tolerance: time.Duration(l.gcra.tolerance),
+		Increment: time.Duration(l.gcra.emissionInterval), Peek: true, Observe: true, Ban: time.Duration(l.Ban), Look: true,
+	}}
+	err = fleet.call(beatTimeout, func(ctx context.Context, conn StoreConn) (err error) {
+		if forgive {
+			forgiven, err = conn.Forget(ctx, asked[0].Key)
+			return err
+		}
+		return conn.Take(ctx, asked)
+	})
+	switch denied := l.state.denied.Load(); {
+	case err != nil:
+	case !forgive:
+		l.learn(key, &asked[0], clock())
+	case denied != nil:
+		denied.Delete(key) // other instances ask again within a second
+	}
+	return forgiven, err
+}
+
+func (a *App) serveStore(w http.ResponseWriter) error {
+	if a.fleet == nil {
+		return adminError(http.StatusNotFound, "this instance keeps its budgets itself: no store is configured")
+	}
+	return writeJSON(w, a.fleet.report())
 }
 
 func (l *Limit) reportKey(key uint64, now int64) keyReport {
@@ -218,14 +262,14 @@ func (l *Limit) reportKey(key uint64, now int64) keyReport {
 		Remaining: l.gcra.remaining(l.state.buckets.Peek(key, now), now),
 		BannedFor: l.banned(key, now).Round(time.Millisecond).Seconds(),
 	}
-	if wait, ok := l.peek(key, l.gcra.emissionInterval, now); !ok {
+	if wait, ok := l.peekOwn(key, l.gcra.emissionInterval, now); !ok {
 		report.RetryAfter = retryAfter(wait)
 	}
 	return report
 }
 
 // lookUp computes the key that a request with these parts would have.
-func (t *keyTemplate) lookUp(parts map[string]string) (uint64, error) {
+func (t *keyTemplate) lookUp(parts map[string]string) (key uint64, material []byte, err error) {
 	res := resolution{source: sourceUnresolved}
 	repl := caddy.NewEmptyReplacer()
 	used := 0
@@ -235,12 +279,12 @@ func (t *keyTemplate) lookUp(parts map[string]string) (uint64, error) {
 		}
 		value, ok := parts[part.raw]
 		if !ok {
-			return 0, fmt.Errorf("the part %q is missing; the key is %s", part.raw, strings.Join(rawParts(t.parts), " "))
+			return 0, nil, fmt.Errorf("the part %q is missing; the key is %s", part.raw, strings.Join(rawParts(t.parts), " "))
 		}
 		used++
 		if !part.client {
 			if len(part.pieces) > 1 {
-				return 0, fmt.Errorf("the part %q mixes text and placeholders and cannot be looked up", part.raw)
+				return 0, nil, fmt.Errorf("the part %q mixes text and placeholders and cannot be looked up", part.raw)
 			}
 			repl.Set(part.pieces[0].text, value)
 			continue
@@ -250,15 +294,17 @@ func (t *keyTemplate) lookUp(parts map[string]string) (uint64, error) {
 		}
 		client, ok := chain.ParseAddr(value)
 		if !ok {
-			return 0, fmt.Errorf("the client %q is no address; write one, or %q", value, unresolvedName)
+			return 0, nil, fmt.Errorf("the client %q is no address; write one, or %q", value, unresolvedName)
 		}
 		res.resolve(client, sourceConnection, reasonNone)
 	}
 	if used != len(parts) {
-		return 0, fmt.Errorf("there are parts that the key does not have; it is %s", strings.Join(rawParts(t.parts), " "))
+		return 0, nil, fmt.Errorf("there are parts that the key does not have; it is %s", strings.Join(rawParts(t.parts), " "))
 	}
-	key, _ := t.hash(&res, repl)
-	return key, nil
+	var m keyMaterial
+	t.material(&res, repl, &m)
+	key, _ = t.hash(&res, repl)
+	return key, m.bytes[:m.n], nil
 }
 
 // serveResolve explains who the client of a request would be.

@@ -2,6 +2,7 @@ package edgelimit
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -39,6 +40,11 @@ type App struct {
 	// where that storage is a file system.
 	Persist *bool `json:"persist,omitempty"`
 
+	// Where budgets are kept: with a store that instances share, the same names
+	// and numbers hold for all of them together. Default: `memory`, each instance
+	// has its own.
+	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=edge_limit.stores inline_key=module"`
+
 	// Limits that sites can use by name. Default: none.
 	Limits []*Limit `json:"limits,omitempty"`
 
@@ -53,6 +59,7 @@ type App struct {
 	pepper       []byte
 	pepperStored bool
 	persister    *persister // nil: debts end with the process
+	fleet        *fleet     // nil: budgets are this instance's own
 
 	budgets     map[string]budget         // defined here, by name
 	all         map[string]budget         // defined here or in a site, by name
@@ -157,6 +164,15 @@ func (a *App) provisionState(ctx caddy.Context) (err error) {
 		}
 		a.taken = append(a.taken, key)
 	}
+	shared, err := a.loadStore(ctx)
+	if err != nil || shared == nil {
+		return err
+	}
+	var key stateKey
+	if a.fleet, key, err = useFleet(shared, a.pepper); err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	a.taken = append(a.taken, key)
 	return nil
 }
 
@@ -178,6 +194,9 @@ func (a *App) Start() error {
 	}
 	if a.persister != nil {
 		a.persister.start(a.ctx.Storage(), a.pepper, a.logger)
+	}
+	if a.fleet != nil {
+		a.fleet.start(a.logger)
 	}
 	return nil
 }

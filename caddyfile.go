@@ -43,6 +43,7 @@ func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
 //		max_keys    <n>
 //		pepper      <secret>
 //		persist     on|off
+//		store       <module> { ... }
 //		limit       <name> <rate> { ... }
 //		ceiling     <name> <rate> { ... }
 //		in_flight   <name> <n> { ... }
@@ -109,8 +110,10 @@ func (a *App) unmarshalSetting(b *block) error {
 				return nil
 			})
 		})
+	case "store":
+		return b.once(func() error { return a.unmarshalStore(b) })
 	}
-	return b.unrecognized("limit, ceiling, in_flight, client, unresolved, forward, strip, ratelimit_headers, observe, ipv4_prefix, ipv6_prefix, max_keys, pepper, persist")
+	return b.unrecognized("limit, ceiling, in_flight, client, unresolved, forward, strip, ratelimit_headers, observe, ipv4_prefix, ipv6_prefix, max_keys, pepper, persist, store")
 }
 
 // parseDirective makes a handler of the directive. The directive's matcher goes

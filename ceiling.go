@@ -64,6 +64,9 @@ func (c *Ceiling) provision(ctx caddy.Context, app *App) (err error) {
 	if err = c.validate(); err != nil {
 		return fmt.Errorf("ceiling %s: %w", c.Name, err)
 	}
+	if err = c.requireShareable(); err != nil {
+		return fmt.Errorf("ceiling %s: %w", c.Name, err)
+	}
 	if c.matchers, err = loadMatchers(ctx, c); err != nil {
 		return fmt.Errorf("ceiling %s: %w", c.Name, err)
 	}
@@ -95,16 +98,28 @@ func (c *Ceiling) observed() bool      { return c.Observe }
 
 func (c *Ceiling) peek(_ uint64, _, now int64) (time.Duration, bool) {
 	c.adopt(now)
+	if c.app.fleet != nil {
+		return c.state.lease.peek(now)
+	}
 	return c.state.window.peek(now)
 }
 
 // take admits the request. mark is the slot that giveBack wants.
 func (c *Ceiling) take(_ uint64, _, now int64) (mark int64, wait time.Duration, ok bool) {
 	c.adopt(now)
+	if c.app.fleet != nil {
+		return c.takeLeased(now)
+	}
 	return c.state.window.take(now)
 }
 
-func (c *Ceiling) giveBack(_ uint64, _, mark, _ int64) { c.state.window.giveBack(mark) }
+func (c *Ceiling) giveBack(_ uint64, _, mark, now int64) {
+	if c.app.fleet != nil {
+		c.state.lease.giveBack(mark, now)
+		return
+	}
+	c.state.window.giveBack(mark)
+}
 
 func (c *Ceiling) deny(_ uint64, wait time.Duration, _ int64) denial {
 	return denial{name: c.Name, status: c.status(), wait: wait, refusal: c.refusal}

@@ -26,6 +26,13 @@ var wallTime = map[string]string{
 	"persist.go load":     "a snapshot must outlive the process, and with it the monotonic clock",
 	"persist.go write":    "the same",
 	"respond.go deny":     "a deadline of a connection, which decides nothing",
+
+	"fleet.go newFleet": "since when the store is in its state, for people to read",
+	"fleet.go setState": "the same",
+
+	"redisstore/conn.go newConn":  "its monotonic reading is what the connection's clock counts from",
+	"redisstore/conn.go clock":    "since newConn, by its monotonic reading",
+	"redisstore/conn.go deadline": "what is left of a context's deadline, by its monotonic reading",
 }
 
 func TestWallTimeIsReadByFewOnly(t *testing.T) {

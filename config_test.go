@@ -537,6 +537,8 @@ var documented = map[string][]string{
 	"Client":   nil,
 	"Proof":    {"Header", "Secrets"},
 	"Probe":    nil,
+
+	"SharedOptions": nil,
 }
 
 // TestFieldsAreDocumented: Caddy makes the documentation of modules from the

@@ -53,7 +53,9 @@ type charge struct {
 	key       uint64
 	increment int64 // of a limit
 	mark      int64
-	skip      bool // observed, and would deny: not charged
+	skip      bool          // observed, and would deny: not charged
+	free      bool          // passes without being charged
+	shared    *sharedCharge // in the fleet's store; nil: it is this instance's own
 }
 
 // decide judges the request against all that applies to it: limits first, then
@@ -87,7 +89,7 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 		state.judge(charges[i].budget.counters())
 	}
 	// Ask all before charging any. With a single one, charging asks.
-	if len(charges) > 1 {
+	if len(charges) > 1 || h.fleet != nil {
 		for i := range charges {
 			c := &charges[i]
 			if wait, ok := c.budget.peek(c.key, c.increment, now); !ok {
@@ -99,9 +101,14 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 			}
 		}
 	}
+	if h.fleet != nil {
+		if denied, wait := h.takeShared(state, charges, now); denied != nil {
+			return nil, h.refuse(denied, wait, now), nil
+		}
+	}
 	for i := range charges {
 		c := &charges[i]
-		if c.skip {
+		if c.skip || c.free {
 			continue
 		}
 		var wait time.Duration
@@ -210,7 +217,13 @@ func (s *requestState) exempt(b budget) {
 }
 
 func (c *charge) giveBack(now int64) {
-	if !c.skip {
+	if c.skip || c.free && c.shared == nil {
+		return
+	}
+	if c.shared != nil {
+		c.shared.giveBack(c)
+	}
+	if !c.free {
 		c.budget.giveBack(c.key, c.increment, c.mark, now)
 	}
 }

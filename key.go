@@ -155,6 +155,12 @@ func (m *keyMaterial) append(tag byte, field [16]byte) {
 // under one key of its own, named in empty.
 func (t *keyTemplate) hash(res *resolution, repl *caddy.Replacer) (key uint64, empty string) {
 	var m keyMaterial
+	empty = t.material(res, repl, &m)
+	return t.secret.Load().hash(m.bytes[:m.n]) &^ 1, empty // odd ones are bans
+}
+
+// material collects what the key of a request is made from.
+func (t *keyTemplate) material(res *resolution, repl *caddy.Replacer, m *keyMaterial) (empty string) {
 	for i := range t.parts {
 		part := &t.parts[i]
 		if part.client {
@@ -169,7 +175,7 @@ func (t *keyTemplate) hash(res *resolution, repl *caddy.Replacer) (key uint64, e
 		}
 		m.append(tagValue, t.secret.Load().digest(value))
 	}
-	return t.secret.Load().hash(m.bytes[:m.n]) &^ 1, empty // odd ones are bans
+	return empty
 }
 
 // evaluate expands the part. missing names a placeholder without a value.

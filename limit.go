@@ -163,6 +163,9 @@ func (l *Limit) provision(ctx caddy.Context, app *App) (err error) {
 		return fmt.Errorf("limit %s: %w", l.Name, err)
 	}
 	l.app = app
+	if err = l.requireShareable(); err != nil {
+		return fmt.Errorf("limit %s: %w", l.Name, err)
+	}
 	l.numbers = limitNumbers{l.gcra, app.MaxKeys}
 	l.template.parts = l.key
 	l.template.ipv4Bits = cmp.Or(l.IPv4Prefix, app.IPv4Prefix, defaultIPv4Prefix)
@@ -224,6 +227,18 @@ func (l *Limit) observed() bool      { return l.Observe }
 
 func (l *Limit) peek(key uint64, increment, now int64) (time.Duration, bool) {
 	l.adopt(now)
+	if l.app.fleet == nil {
+		return l.peekOwn(key, increment, now)
+	}
+	if increment > l.gcra.tolerance {
+		return 0, false
+	}
+	wait, denied := l.knownDenied(key, increment, now)
+	return wait, !denied
+}
+
+// peekOwn is peek by what this instance knows.
+func (l *Limit) peekOwn(key uint64, increment, now int64) (time.Duration, bool) {
 	wait, ok := l.gcra.peek(l.state.buckets, key, increment, now)
 	if ban := l.banned(key, now); ban > 0 {
 		return max(wait, ban), false
@@ -235,14 +250,18 @@ func (l *Limit) peek(key uint64, increment, now int64) (time.Duration, bool) {
 // wants: the key's TAT, or with on_status the charge's number.
 func (l *Limit) take(key uint64, increment, now int64) (mark int64, wait time.Duration, ok bool) {
 	l.adopt(now)
+	numbers := l.gcra
+	if l.app.fleet != nil { // a share of a burst that is smaller than the request
+		numbers.tolerance = max(numbers.tolerance, increment)
+	}
 	switch {
 	case l.late() || l.banned(key, now) > 0:
-		wait, ok = l.peek(key, increment, now)
+		wait, ok = l.peekOwn(key, min(increment, l.gcra.tolerance), now)
 		return 0, wait, ok
 	case l.OnStatus != nil:
-		return l.state.pending.take(l.gcra, l.state.buckets, key, increment, now)
+		return l.state.pending.take(numbers, l.state.buckets, key, increment, now)
 	}
-	return l.gcra.take(l.state.buckets, key, increment, now)
+	return numbers.take(l.state.buckets, key, increment, now)
 }
 
 func (l *Limit) giveBack(key uint64, increment, mark, now int64) {
@@ -283,14 +302,22 @@ func (l *Limit) late() bool { return l.OnStatus != nil && l.OnStatus.Late }
 func (l *Limit) settle(c charge, status int, cancelled bool, now int64) {
 	// the directive error can give any number, even one that is no status
 	counts := 0 <= status && status < len(l.OnStatus.charged) && l.OnStatus.charged[status]
+	// who hangs up before the answer has used the attempt
+	answered := status != 0 && !cancelled && status != statusClientClosed && status != http.StatusSwitchingProtocols
+	if c.shared != nil {
+		if l.OnStatus.Late && counts {
+			c.shared.charge(&c)
+		} else if !l.OnStatus.Late && answered && !counts {
+			c.shared.giveBack(&c)
+		}
+		return
+	}
 	if l.OnStatus.Late {
 		if counts {
 			l.gcra.take(l.state.buckets, c.key, c.increment, now)
 		}
 		return
 	}
-	// who hangs up before the answer has used the attempt
-	answered := status != 0 && !cancelled && status != statusClientClosed && status != http.StatusSwitchingProtocols
 	l.state.pending.end(l.gcra, l.state.buckets, c.key, c.mark, answered && !counts, now)
 }
 

@@ -67,6 +67,7 @@ type Handler struct {
 	keyed      []*Limit
 	inFlight   []*InFlight
 	ceilings   []*Ceiling
+	fleet      *fleet // nil: budgets are this instance's own
 	client     *Client
 	unresolved string
 	observe    bool
@@ -97,6 +98,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return fmt.Errorf("loading the edge_limit app: %w", err)
 	}
 	app := loaded.(*App)
+	h.fleet = app.fleet
 
 	if err := h.Options.validate(); err != nil {
 		return err

@@ -50,6 +50,7 @@ type limitState struct {
 	traffic traffic
 	pending pendingCharges // of on_status
 	buckets *table.Table
+	denied  atomic.Pointer[table.Table] // until when a shared store's denial of a key holds
 
 	// The numbers that the debts are measured in: those of the configuration that
 	// runs, or ran last.
@@ -63,11 +64,21 @@ type limitNumbers struct {
 	maxKeys int
 }
 
+// deniedKeys are the keys that a shared store has denied, and until when.
+func (s *limitState) deniedKeys(maxKeys int) *table.Table {
+	if denied := s.denied.Load(); denied != nil {
+		return denied
+	}
+	s.denied.CompareAndSwap(nil, table.New(maxKeys))
+	return s.deniedKeys(maxKeys)
+}
+
 // ceilingState is what a ceiling has admitted.
 type ceilingState struct {
 	counters
 	denials denialLog
 	window  *slidingCount
+	lease   lease // of a store's ceiling
 	inForce atomic.Pointer[rate]
 }
 
@@ -144,6 +155,7 @@ func (s *limitState) adopt(numbers limitNumbers, now int64) {
 	if before.maxKeys != numbers.maxKeys {
 		s.buckets.Resize(numbers.maxKeys, now)
 	}
+	s.denied.Store(nil) // what was denied by other numbers
 	s.inForce.Store(&numbers)
 }
 

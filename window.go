@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -63,13 +64,25 @@ func (s *slidingCount) peek(now int64) (wait time.Duration, ok bool) {
 
 // take admits one request. The mark is what giveBack wants.
 func (s *slidingCount) take(now int64) (mark int64, wait time.Duration, ok bool) {
+	return s.takeOf(math.MaxInt64, now)
+}
+
+// takeOf is take with no more than a share of the count.
+func (s *slidingCount) takeOf(share, now int64) (mark int64, wait time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now = s.read(now)
-	if s.past.used(now) >= s.rate.count {
+	if s.past.used(now) >= min(share, s.rate.count) {
 		return 0, s.past.wait(now), false
 	}
 	return s.past.admit(now, 1), 0, true
+}
+
+// note counts a request that something else has admitted.
+func (s *slidingCount) note(now int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.past.admit(s.read(now), 1)
 }
 
 // giveBack undoes a take, for a request that was denied by something else in
