@@ -7,6 +7,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/edgelimit/caddy-edgelimit"
+	_ "github.com/edgelimit/caddy-edgelimit/redisstore"
 )
 
 func main() { caddycmd.Main() }
