@@ -51,7 +51,7 @@ type refusal struct {
 type charge struct {
 	budget    budget
 	key       uint64
-	increment int64 // of a limit
+	increment int64 // of a limit; of an in_flight, how many may run
 	mark      int64
 	skip      bool          // observed, and would deny: not charged
 	free      bool          // passes without being charged
@@ -118,6 +118,9 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 		}
 		// Alone, or another request was faster between asking and charging.
 		if !h.observes(c.budget) {
+			for j := range charges {
+				charges[j].giveBackShared()
+			}
 			for _, earlier := range charges[:i] {
 				earlier.giveBack(now)
 			}
@@ -160,7 +163,7 @@ func (h *Handler) applicable(r *http.Request, state *requestState, charges []cha
 		} else if !ok {
 			continue
 		}
-		c := charge{budget: inFlight}
+		c := charge{budget: inFlight, increment: inFlight.Max}
 		if inFlight.keyed() {
 			if h.exemptsUnresolved(state) {
 				state.exempt(inFlight)
@@ -217,14 +220,15 @@ func (s *requestState) exempt(b budget) {
 }
 
 func (c *charge) giveBack(now int64) {
-	if c.skip || c.free && c.shared == nil {
-		return
+	if !c.skip && !c.free {
+		c.budget.giveBack(c.key, c.increment, c.mark, now)
 	}
+}
+
+// giveBackShared undoes the charge in the fleet's store.
+func (c *charge) giveBackShared() {
 	if c.shared != nil {
 		c.shared.giveBack(c)
-	}
-	if !c.free {
-		c.budget.giveBack(c.key, c.increment, c.mark, now)
 	}
 }
 

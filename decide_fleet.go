@@ -3,7 +3,6 @@ package edgelimit
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 )
 
@@ -96,16 +95,16 @@ func (h *Handler) takeAlone(of []*charge, asked []StoreCharge, now int64) (denie
 		case onFailureClosed:
 			if !h.observes(c.budget) {
 				for _, earlier := range of[:i+1] {
-					if earlier.shared != nil {
-						earlier.shared.giveBack(earlier)
-					}
+					earlier.giveBackShared()
 				}
 				return c, 0
 			}
 			c.skip = true
 			h.wouldRefuse(c, 0, now)
-		case onFailureLocal:
-			if isLimit {
+		default:
+			if !isLimit {
+				c.increment = h.fleet.share(c.increment)
+			} else if h.fleet.onFailure() == onFailureLocal {
 				c.increment = limit.shareOf(c.increment, h.fleet.size())
 			}
 		}
@@ -186,10 +185,7 @@ func (l *Limit) knownDenied(key uint64, increment, now int64) (wait time.Duratio
 // the number of instances: as much more, so that a debt stays the same part of
 // the budget.
 func (l *Limit) shareOf(increment int64, instances int) int64 {
-	if increment > math.MaxInt64/int64(instances) {
-		return min(increment, int64(maxToleranceInTime))
-	}
-	return min(increment*int64(instances), int64(maxToleranceInTime))
+	return min(increment, int64(maxToleranceInTime)/int64(instances)) * int64(instances)
 }
 
 // storeCharge describes the in_flight's charge for the store.

@@ -29,9 +29,9 @@ import (
 type fleet struct {
 	store    *SharedStore
 	timeout  time.Duration
-	pepper   string // its check
-	instance string // random: a restarted process is another one
-	macs     sync.Pool
+	pepper   string    // its check
+	instance string    // random: a restarted process is another one
+	hashers  sync.Pool // of keyHasher
 	logger   atomic.Pointer[zap.Logger]
 
 	conn     atomic.Pointer[StoreConn] // nil until the first connection
@@ -96,7 +96,7 @@ func newFleet(store *SharedStore, pepper []byte) *fleet {
 	if f.timeout == 0 {
 		f.timeout = defaultStoreTimeout
 	}
-	f.macs.New = func() any { return hmac.New(sha256.New, pepper) }
+	f.hashers.New = func() any { return &keyHasher{mac: hmac.New(sha256.New, pepper)} }
 	f.logger.Store(zap.NewNop())
 	return f
 }
@@ -346,15 +346,21 @@ func (f *fleet) share(count int64) int64 {
 
 // key names a budget in the store.
 func (f *fleet) key(kind StoreKind, name string, material []byte) StoreKey {
-	mac := f.macs.Get().(hash.Hash)
-	defer f.macs.Put(mac)
-	mac.Reset()
-	var space [sha256.Size + maxName + 8]byte
-	text := binary.BigEndian.AppendUint64(space[:0], uint64(len(name)))
-	text = append(text, name...)
-	_, _ = mac.Write(text) // never fails, says package hash
-	_, _ = mac.Write(material)
-	return StoreKey{kind, [16]byte(mac.Sum(space[:0]))}
+	h := f.hashers.Get().(*keyHasher)
+	defer f.hashers.Put(h)
+	h.mac.Reset()
+	h.text = binary.BigEndian.AppendUint64(h.text[:0], uint64(len(name)))
+	h.text = append(h.text, name...)
+	h.text = append(h.text, material...)
+	_, _ = h.mac.Write(h.text) // never fails, says package hash
+	h.text = h.mac.Sum(h.text[:0])
+	return StoreKey{kind, [16]byte(h.text)}
+}
+
+// keyHasher is what hashing one key needs.
+type keyHasher struct {
+	mac  hash.Hash
+	text []byte
 }
 
 // newID tells a charge from all others of the fleet.

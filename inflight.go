@@ -112,12 +112,12 @@ func (f *InFlight) counters() *counters { return &f.state.counters }
 func (f *InFlight) denials() *denialLog { return &f.state.denials }
 func (f *InFlight) observed() bool      { return f.Observe }
 
-func (f *InFlight) peek(key uint64, _, _ int64) (time.Duration, bool) {
-	return 0, f.state.running.peek(key, f.Max, f.maxKeys)
+func (f *InFlight) peek(key uint64, most, _ int64) (time.Duration, bool) {
+	return 0, f.state.running.peek(key, most, f.maxKeys)
 }
 
-func (f *InFlight) take(key uint64, _, _ int64) (mark int64, wait time.Duration, ok bool) {
-	return 0, 0, f.state.running.enter(key, f.Max, f.maxKeys)
+func (f *InFlight) take(key uint64, most, _ int64) (mark int64, wait time.Duration, ok bool) {
+	return 0, 0, f.state.running.enter(key, most, f.maxKeys)
 }
 
 func (f *InFlight) giveBack(key uint64, _, _, _ int64) { f.state.running.leave(key) }

@@ -256,7 +256,10 @@ func (l *Limit) take(key uint64, increment, now int64) (mark int64, wait time.Du
 	}
 	switch {
 	case l.late() || l.banned(key, now) > 0:
-		wait, ok = l.peekOwn(key, min(increment, l.gcra.tolerance), now)
+		if l.app.fleet != nil {
+			increment = min(increment, l.gcra.tolerance)
+		}
+		wait, ok = l.peekOwn(key, increment, now)
 		return 0, wait, ok
 	case l.OnStatus != nil:
 		return l.state.pending.take(numbers, l.state.buckets, key, increment, now)

@@ -24,6 +24,7 @@ func (h *Handler) serveSettled(w http.ResponseWriter, r *http.Request, next cadd
 		for i := range charges {
 			if _, ok := charges[i].budget.(*InFlight); ok {
 				charges[i].giveBack(0)
+				charges[i].giveBackShared()
 			}
 		}
 	}()

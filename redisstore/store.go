@@ -242,7 +242,7 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	opening := *d
 	seen := make(map[string]bool)
-	for d.NextBlock(d.Nesting()) {
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		option := d.Val()
 		if seen[option] {
 			return d.Errf("%s is set twice: the second would replace the first", option)
