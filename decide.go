@@ -102,8 +102,8 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 		}
 	}
 	if h.fleet != nil {
-		if denied, wait := h.takeShared(state, charges, now); denied != nil {
-			return nil, h.refuse(denied, wait, now), nil
+		if denied, wait := h.takeShared(state, charges, now); denied >= 0 {
+			return nil, h.refuse(&charges[denied], wait, now), nil
 		}
 	}
 	for i := range charges {
@@ -228,7 +228,7 @@ func (c *charge) giveBack(now int64) {
 // giveBackShared undoes the charge in the fleet's store.
 func (c *charge) giveBackShared() {
 	if c.shared != nil {
-		c.shared.giveBack(c)
+		c.shared.giveBack()
 	}
 }
 

@@ -16,15 +16,17 @@ import (
 type sharedCharge struct {
 	StoreCharge
 	fleet *fleet
+	limit *Limit        // nil: of an in_flight
+	key   uint64        // what the key is here
 	left  time.Duration // that the request may still wait for the store
 }
 
 // takeShared charges in the store what is kept there. Where something denies it
-// returns that, and nothing is charged. What the store could not be asked about
-// is left to this instance, as on_failure says.
-func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (denied *charge, wait time.Duration) {
+// returns the number of that charge, else -1. What the store could not be asked
+// about is left to this instance, as on_failure says.
+func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (denied int, wait time.Duration) {
 	var asked []StoreCharge
-	var of []*charge
+	var of []int // which of the charges
 	for i := range charges {
 		c := &charges[i]
 		if c.skip {
@@ -32,7 +34,7 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 		}
 		switch b := c.budget.(type) {
 		case *Limit:
-			asked = append(asked, b.storeCharge(h.fleet, state))
+			asked = append(asked, b.storeCharge(h.fleet, state, c.increment))
 		case *InFlight:
 			asked = append(asked, b.storeCharge(h.fleet, state))
 		default:
@@ -40,21 +42,18 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 		}
 		last := &asked[len(asked)-1]
 		last.ID, last.Observe = h.fleet.newID(), h.observes(c.budget)
-		if last.Key.Kind == StoreLimit {
-			last.Increment = time.Duration(c.increment)
-		}
-		of = append(of, c)
+		of = append(of, i)
 	}
 	if len(asked) == 0 {
-		return nil, 0
+		return -1, 0
 	}
 	err := h.fleet.call(h.fleet.timeout, func(ctx context.Context, conn StoreConn) error { return conn.Take(ctx, asked) })
 	if err != nil {
-		return h.takeAlone(of, asked, now)
+		return h.takeAlone(charges, of, asked, now)
 	}
 	left := h.fleet.timeout - time.Duration(clock()-now)
-	for i, c := range of {
-		answer := &asked[i]
+	for n, i := range of {
+		c, answer := &charges[i], &asked[n]
 		if limit, ok := c.budget.(*Limit); ok {
 			limit.learn(c.key, answer, now)
 		}
@@ -62,45 +61,48 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 			continue
 		}
 		if !answer.Observe {
-			return c, answer.Wait
+			return i, answer.Wait
 		}
 		c.skip = true
 		h.wouldRefuse(c, answer.Wait, now)
 	}
-	for i, c := range of {
+	for n, i := range of {
+		c := &charges[i]
 		if c.skip {
 			continue
 		}
-		c.shared = &sharedCharge{asked[i], h.fleet, left}
-		if _, c.free = c.budget.(*Limit); !c.free { // an in_flight counts here too
-			h.fleet.enter(asked[i])
+		c.shared = &sharedCharge{StoreCharge: asked[n], fleet: h.fleet, key: c.key, left: left}
+		if c.shared.limit, c.free = c.budget.(*Limit); !c.free { // an in_flight counts here too
+			h.fleet.enter(asked[n])
 		}
 	}
-	return nil, 0
+	return -1, 0
 }
 
 // takeAlone is for when the store cannot be asked.
-func (h *Handler) takeAlone(of []*charge, asked []StoreCharge, now int64) (denied *charge, wait time.Duration) {
-	for i, c := range of {
+func (h *Handler) takeAlone(charges []charge, of []int, asked []StoreCharge, now int64) (denied int, wait time.Duration) {
+	for n, i := range of {
+		c := &charges[i]
 		limit, isLimit := c.budget.(*Limit)
 		if !isLimit {
 			// The call may have been carried out all the same, and if the request
 			// runs, the store should know.
-			c.shared = &sharedCharge{StoreCharge: asked[i], fleet: h.fleet}
-			h.fleet.enter(asked[i])
+			c.shared = &sharedCharge{StoreCharge: asked[n], fleet: h.fleet}
+			h.fleet.enter(asked[n])
 		}
 		switch h.fleet.onFailure() {
 		case onFailureOpen:
 			c.free = true
 		case onFailureClosed:
-			if !h.observes(c.budget) {
-				for _, earlier := range of[:i+1] {
-					earlier.giveBackShared()
-				}
-				return c, 0
+			if h.observes(c.budget) {
+				c.skip = true
+				h.wouldRefuse(c, 0, now)
+				continue
 			}
-			c.skip = true
-			h.wouldRefuse(c, 0, now)
+			for _, earlier := range of[:n+1] {
+				charges[earlier].giveBackShared()
+			}
+			return i, 0
 		default:
 			if !isLimit {
 				c.increment = h.fleet.share(c.increment)
@@ -109,45 +111,43 @@ func (h *Handler) takeAlone(of []*charge, asked []StoreCharge, now int64) (denie
 			}
 		}
 	}
-	return nil, 0
+	return -1, 0
 }
 
 // giveBack undoes the charge for a request that something else denied, or that
 // has ended. Nobody waits for it, but whoever's next request should find it.
-func (s *sharedCharge) giveBack(c *charge) {
-	if s.Key.Kind == StoreInFlight {
+func (s *sharedCharge) giveBack() {
+	switch {
+	case s.limit == nil:
 		s.fleet.finish(s.left, func() { s.fleet.exit(s.StoreCharge) })
-		return
+	case !s.Peek:
+		s.fleet.finish(s.left, func() { s.tell(StoreConn.GiveBack) })
 	}
-	if s.Peek {
-		return
-	}
-	s.fleet.finish(s.left, func() {
-		back := []StoreCharge{s.StoreCharge}
-		err := s.fleet.call(s.fleet.timeout, func(ctx context.Context, conn StoreConn) error { return conn.GiveBack(ctx, back) })
-		if err == nil { // else it counts as charged
-			c.budget.(*Limit).learn(c.key, &back[0], clock())
-		}
-	})
 }
 
 // charge charges what was only asked about.
-func (s *sharedCharge) charge(c *charge) {
-	late := []StoreCharge{s.StoreCharge}
-	late[0].Peek, late[0].Ban = false, 0
-	s.fleet.finish(s.left, func() {
-		if s.fleet.call(s.fleet.timeout, func(ctx context.Context, conn StoreConn) error { return conn.Take(ctx, late) }) == nil {
-			c.budget.(*Limit).learn(c.key, &late[0], clock())
-		}
-	})
+func (s *sharedCharge) charge() {
+	s.Peek, s.Late = false, true
+	s.fleet.finish(s.left, func() { s.tell(StoreConn.Take) })
+}
+
+// tell makes a call about a limit's key, and keeps what it says of it. If it
+// fails, the charge stays as it was.
+func (s *sharedCharge) tell(what func(StoreConn, context.Context, []StoreCharge) error) {
+	told := []StoreCharge{s.StoreCharge}
+	err := s.fleet.call(s.fleet.timeout, func(ctx context.Context, conn StoreConn) error { return what(conn, ctx, told) })
+	if err == nil {
+		s.limit.learn(s.key, &told[0], clock())
+	}
 }
 
 // storeCharge describes the limit's charge for the store.
-func (l *Limit) storeCharge(f *fleet, state *requestState) StoreCharge {
+func (l *Limit) storeCharge(f *fleet, state *requestState, increment int64) StoreCharge {
 	var m keyMaterial
 	l.template.material(&state.resolution, state.repl, &m)
 	return StoreCharge{
 		Key:       f.key(StoreLimit, l.Name, m.bytes[:m.n]),
+		Increment: time.Duration(increment),
 		Tolerance: time.Duration(l.gcra.tolerance),
 		Ban:       time.Duration(l.Ban), Extend: l.Extend,
 		Returns: l.OnStatus != nil && !l.OnStatus.Late,

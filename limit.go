@@ -309,9 +309,9 @@ func (l *Limit) settle(c charge, status int, cancelled bool, now int64) {
 	answered := status != 0 && !cancelled && status != statusClientClosed && status != http.StatusSwitchingProtocols
 	if c.shared != nil {
 		if l.OnStatus.Late && counts {
-			c.shared.charge(&c)
+			c.shared.charge()
 		} else if !l.OnStatus.Late && answered && !counts {
-			c.shared.giveBack(&c)
+			c.shared.giveBack()
 		}
 		return
 	}

@@ -207,6 +207,7 @@ type StoreCharge struct {
 	Extend    bool          // the ban counts from the last denial
 	Returns   bool          // may be given back long after: its place in the queue is remembered
 	Peek      bool          // charge nothing, only say whether it would pass
+	Late      bool          // charged with the response: no ban counts, and none begins
 	Look      bool          // change nothing at all, not even by a ban
 
 	// Of an in_flight.

@@ -164,11 +164,11 @@ func (c *conn) take(ctx context.Context, charges []edgelimit.StoreCharge) (denie
 }
 
 func flags(charge *edgelimit.StoreCharge) string {
-	text := make([]byte, 0, 5)
+	text := make([]byte, 0, 6)
 	for _, flag := range []struct {
 		set  bool
 		text byte
-	}{{charge.Observe, 'o'}, {charge.Extend, 'e'}, {charge.Returns, 'r'}, {charge.Peek, 'p'}, {charge.Look, 'l'}} {
+	}{{charge.Observe, 'o'}, {charge.Extend, 'e'}, {charge.Returns, 'r'}, {charge.Peek, 'p'}, {charge.Look, 'l'}, {charge.Late, 't'}} {
 		if flag.set {
 			text = append(text, flag.text)
 		}
@@ -183,7 +183,7 @@ func (c *conn) GiveBack(ctx context.Context, charges []edgelimit.StoreCharge) er
 
 func (c *conn) giveBack(ctx context.Context, charges []edgelimit.StoreCharge) error {
 	keys := make([]string, len(charges))
-	args := make([]string, 0, 6*len(charges))
+	args := make([]string, 0, 5*len(charges))
 	for i := range charges {
 		charge := &charges[i]
 		tat := charge.TAT
@@ -192,14 +192,14 @@ func (c *conn) giveBack(ctx context.Context, charges []edgelimit.StoreCharge) er
 		}
 		keys[i] = c.key(charge.Key)
 		args = append(args, string(rune(charge.Key.Kind)), charge.ID, strconv.FormatInt(tat, 10),
-			micros(charge.Increment), micros(charge.Tolerance), micros(charge.Ban))
+			micros(charge.Increment), micros(charge.Tolerance))
 	}
 	got, err := c.run(ctx, giveBackScript, keys, args, len(charges))
 	if err != nil {
 		return err
 	}
 	for i := range charges {
-		charges[i].Denied, charges[i].Debt = false, duration(got.more[i])
+		charges[i].Denied, charges[i].Debt, charges[i].TAT = false, duration(got.more[i]), got.now+got.more[i]
 	}
 	return nil
 }

@@ -22,9 +22,10 @@ local function finite(text)
 end
 
 -- read returns the debt, measured in this tolerance, the end of the ban, and the
--- charges that may be given back.
+-- charges that may be given back. Without a longest ban any is believed. changed says that this is not what stands
+-- there, and must be written: measured anew later, a debt would be another one.
 local function read(key, tolerance, longest_ban)
-	local limit = {debt = 0, ban = 0, pending = {}}
+	local limit = {debt = 0, ban = 0, pending = {}, changed = false}
 	local value = redis.pcall('GET', key)
 	if not value then return limit end
 	if type(value) ~= 'string' or #value > 131072 then -- another type of key
@@ -44,11 +45,14 @@ local function read(key, tolerance, longest_ban)
 		garbage = garbage + 1
 		debt = measure
 	end
+	limit.changed = measure ~= tolerance or debt ~= tat - now and debt > 0
 	local scale = tolerance / measure -- the part of the budget that is used stays
 	limit.debt = math.min(tolerance, math.ceil(debt * scale))
 	if ban > now then
+		longest_ban = longest_ban or ban - now
 		if longest_ban > 0 and ban - now > longest_ban then garbage = garbage + 1 end
 		limit.ban = math.min(ban, now + longest_ban)
+		limit.changed = limit.changed or limit.ban ~= ban
 	end
 	for i = 4, #fields - 2, 3 do
 		local own, increment = finite(fields[i + 1]), finite(fields[i + 2])

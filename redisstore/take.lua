@@ -19,15 +19,15 @@ for i, key in ipairs(KEYS) do
 		ban = tonumber(ARGV[at + 5]), max = tonumber(ARGV[at + 6]), ttl = tonumber(ARGV[at + 7]),
 		observe = string.find(flags, 'o', 1, true), extend = string.find(flags, 'e', 1, true),
 		returns = string.find(flags, 'r', 1, true), peek = string.find(flags, 'p', 1, true),
-		look = string.find(flags, 'l', 1, true), denies = false, wait = 0,
+		look = string.find(flags, 'l', 1, true), late = string.find(flags, 't', 1, true), denies = false, wait = 0,
 	}
 	charges[i] = charge
 	if charge.kind == 'l' then
 		local limit = read(key, charge.tolerance, charge.ban)
 		charge.limit = limit
-		charge.wait = math.max(limit.debt + charge.increment - charge.tolerance, limit.ban - now, 0)
+		charge.wait = math.max(limit.debt + charge.increment - charge.tolerance, charge.late and 0 or limit.ban - now, 0)
 		charge.denies = charge.wait > 0
-		if charge.denies and charge.ban > 0 and not charge.look and (charge.extend or limit.ban <= now) then
+		if charge.denies and charge.ban > 0 and not charge.look and not charge.late and (charge.extend or limit.ban <= now) then
 			limit.ban = now + charge.ban
 			charge.wait = math.max(charge.wait, charge.ban)
 			charge.bans = true
@@ -62,7 +62,7 @@ for i, charge in ipairs(charges) do
 				table.insert(limit.pending, {id = charge.id, own = now + limit.debt, increment = charge.increment})
 			end
 		end
-		if charged or charge.bans then write(KEYS[i], limit, charge.tolerance) end
+		if charged or charge.bans or limit.changed and not charge.look then write(KEYS[i], limit, charge.tolerance) end
 	elseif charged then
 		redis.call('ZADD', KEYS[i], whole(now + charge.ttl), charge.id)
 		redis.call('PEXPIRE', KEYS[i], whole(math.ceil(charge.ttl / 1000)))
