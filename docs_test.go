@@ -102,6 +102,9 @@ func TestSplitMarkdown(t *testing.T) {
 // gets one that works, and that `caddy fmt` leaves alone.
 func TestDocumentedCaddyfiles(t *testing.T) {
 	for path, text := range documents(t) {
+		if path == "docs/fleet.md" {
+			continue // package redisstore tests it, which this one cannot import
+		}
 		blocks, _ := splitMarkdown(text)
 		found := false
 		for _, block := range blocks {

@@ -184,8 +184,8 @@ const (
 func (s *Store) dial(context.Context) (edgelimit.StoreConn, error) {
 	option := rueidis.ClientOption{
 		InitAddress: s.Address, Username: s.Username, Password: s.password, SelectDB: s.Database, TLSConfig: s.tls,
-		ClientName: "edge_limit",
-		Dialer:     net.Dialer{Timeout: connectTimeout},
+		ClientName: "edge_limit", ClientSetInfo: rueidis.DisableClientSetInfo, // a right less that the user needs
+		Dialer: net.Dialer{Timeout: connectTimeout},
 
 		ConnWriteTimeout:    answerTimeout,
 		ReadBufferEachConn:  bufferSize,
