@@ -33,7 +33,14 @@ func (c *caddyfileAudit) readEdge(n *auditNode, matchers map[string][]auditMatch
 		case "pepper":
 			e.spots["pepper"] = child.spot
 			e.pepper = lastOf(child.args)
-		case "ipv4_prefix", "ipv6_prefix", "max_keys", "persist", "store":
+		case "store":
+			for _, option := range child.children {
+				if option.name == "password" {
+					e.spots["store_password"] = option.spot
+					e.storePassword = lastOf(option.args)
+				}
+			}
+		case "ipv4_prefix", "ipv6_prefix", "max_keys", "persist":
 		default:
 			err = e.readOption(child)
 		}

@@ -146,6 +146,8 @@ func (c *jsonAudit) readApp(v auditValue) *auditEdge {
 	}
 	e := c.newEdge(v, app.Options, app.Limits, app.InFlight, app.Ceilings)
 	e.pepper, e.spots["pepper"] = app.Pepper, v.get("pepper").place
+	password := v.get("store", "password")
+	e.storePassword, e.spots["store_password"] = password.text(), password.place
 	return e
 }
 

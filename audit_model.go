@@ -159,7 +159,10 @@ type auditEdge struct {
 	inFlight []*InFlight
 	ceilings []*Ceiling
 	pepper   string
-	spots    map[string]spot // where its parts are written: client, hops, proof, pepper, name:<name> ...
+
+	storePassword string
+
+	spots map[string]spot // where its parts are written: client, hops, proof, pepper, name:<name> ...
 }
 
 // at is where a part is written, or the block itself.

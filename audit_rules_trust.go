@@ -138,8 +138,12 @@ func (a *audit) judgeClearSecrets() {
 		}
 		if inClear(e.pepper) {
 			a.report(severityWarning, ruleSecretInClear, e.at("pepper"),
-				"write {env.NAME} or {file.PATH}; or leave it out, and it is random and kept in Caddy's storage",
+				"write {env.NAME} or {file.PATH}; or without a store leave it out, and it is random and kept in Caddy's storage",
 				"the pepper stands in the configuration as text, where it "+means)
+		}
+		if inClear(e.storePassword) {
+			a.report(severityWarning, ruleSecretInClear, e.at("store_password"), "write {env.NAME} or {file.PATH}",
+				"the store's password stands in the configuration as text, where it "+means)
 		}
 	})
 }

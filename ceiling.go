@@ -12,8 +12,8 @@ import (
 
 // Ceiling is a budget that nothing in a request can influence: it has no key.
 // In any window of its length, wherever that starts, no more than its count of
-// requests pass. It counts what it admits, not what it denies, and it counts on
-// this instance alone.
+// requests pass. It counts what it admits, not what it denies; on this instance
+// alone, unless instances share a store.
 type Ceiling struct {
 	// The name, unique in the whole configuration: `[a-z0-9_]+`. The same full
 	// definition in two sites is one budget.

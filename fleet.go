@@ -41,6 +41,9 @@ type fleet struct {
 	lastID   atomic.Uint64
 	tripped  chan struct{}
 
+	recovered int64         // when it was last found usable; of the background alone
+	pause     time.Duration // after the last failure
+
 	starting sync.Once
 	stop     chan struct{}
 	stopped  chan struct{} // nil until started
@@ -60,6 +63,8 @@ const (
 	maxStoreCalls   = 512 // under way at the same time; rueidis queues without end
 	failuresToTrip  = 20  // in a row
 	probeInterval   = 200 * time.Millisecond
+	flapTime        = 5 * time.Second
+	maxPause        = 2 * time.Second
 	beatInterval    = time.Second
 	beatTTL         = 5 * time.Second
 	beatTimeout     = 500 * time.Millisecond
@@ -135,13 +140,25 @@ func (f *fleet) run() {
 				f.renew()
 			}
 		case <-f.tripped:
-			timer.Reset(jittered(probeInterval))
+			timer.Reset(jittered(f.pauseAfter(clock())))
 		case <-f.stop:
 			f.usable.Store(false)
 			f.leave()
 			return
 		}
 	}
+}
+
+// pauseAfter is how long a store that was just found to fail is left alone:
+// longer each time where it fails soon after it has answered again, as when only
+// a part of its keys can be reached.
+func (f *fleet) pauseAfter(now int64) time.Duration {
+	if now-f.recovered < int64(flapTime) {
+		f.pause = min(2*f.pause, maxPause)
+	} else {
+		f.pause = probeInterval
+	}
+	return f.pause
 }
 
 // jittered keeps a fleet from doing the same thing at the same time.
@@ -182,6 +199,7 @@ func (f *fleet) visit() time.Duration {
 	if !usable {
 		f.failures.Store(0)
 		f.usable.Store(true)
+		f.recovered = clock()
 		f.setState(stateConnected, nil)
 		f.check(conn)
 		f.renew()

@@ -302,6 +302,28 @@ func TestBreaker(t *testing.T) {
 	expect(t, conn.takes.Load(), failuresToTrip+1, "calls")
 }
 
+// A store that fails again and again is asked ever more rarely, down to every
+// other second.
+func TestPauseAfterFailures(t *testing.T) {
+	f := newFleet(&SharedStore{}, []byte("0123456789abcdef"))
+	const s = int64(time.Second)
+	for _, row := range []struct {
+		reason         string
+		recovered, now int64
+		want           time.Duration
+	}{
+		{"the first failure", 0, 100 * s, probeInterval},
+		{"soon after it was back", 101 * s, 102 * s, 2 * probeInterval},
+		{"again", 103 * s, 104 * s, 4 * probeInterval},
+		{"again", 105 * s, 106 * s, 8 * probeInterval},
+		{"but no more than that", 107 * s, 108 * s, maxPause},
+		{"after a while without", 109 * s, 115 * s, probeInterval},
+	} {
+		f.recovered = row.recovered
+		expect(t, f.pauseAfter(row.now), row.want, row.reason)
+	}
+}
+
 // One success ends a row of failures.
 func TestBreakerCountsFailuresInARow(t *testing.T) {
 	i, conn, fleet := newFleetInstance(t, "", "limit a 1000/m")

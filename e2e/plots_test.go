@@ -25,8 +25,8 @@ func plotPanels(t *testing.T, web string, begin time.Time) {
 		return
 	}
 	var script strings.Builder
-	script.WriteString("set terminal svg size 900,1500 font 'sans-serif,11' background '#ffffff'\n")
-	fmt.Fprintf(&script, "set output %q\nset multiplot layout 5,2\nset xlabel 'seconds'\nset yrange [0:*]\nset key outside below\nset grid\n", filepath.Join(dir, "dashboard.svg"))
+	script.WriteString("set terminal svg size 900,1800 font 'sans-serif,11' background '#ffffff'\n")
+	fmt.Fprintf(&script, "set output %q\nset multiplot layout 6,2\nset xlabel 'seconds'\nset yrange [0:*]\nset key outside below\nset grid\n", filepath.Join(dir, "dashboard.svg"))
 	for _, panel := range dashboardPanels(t) {
 		fmt.Fprintf(&script, "set title %q\n", panel.Title)
 		var plots []string
@@ -70,7 +70,7 @@ func queryRange(t *testing.T, web, expression string, begin time.Time) map[strin
 	series := make(map[string]string)
 	for _, result := range answer.Data.Result {
 		var labels []string
-		for _, label := range []string{"name", "source", "reason", "indebted"} {
+		for _, label := range []string{"name", "source", "reason", "indebted", "state", "kind"} {
 			if value := result.Metric[label]; value != "" {
 				labels = append(labels, value)
 			}

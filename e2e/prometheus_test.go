@@ -41,9 +41,11 @@ func TestPrometheus(t *testing.T) {
 			in_flight busy 100
 		}
 		reverse_proxy `+app.addr))
+	// an instance whose store is away
+	away := startCaddy(t, "edge_limit {\nclient connection\npepper 0123456789abcdef\nstore redis {\naddress 127.0.0.1:1\n}\n}", site(freeAddr(t), "edge_limit {\nlimit shared 20/1d\n}"))
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	write(t, config, fmt.Sprintf("global:\n  scrape_interval: 1s\nscrape_configs:\n  - job_name: caddy\n    static_configs:\n      - targets: ['%s']\n", c.admin))
+	write(t, config, fmt.Sprintf("global:\n  scrape_interval: 1s\nscrape_configs:\n  - job_name: caddy\n    static_configs:\n      - targets: ['%s', '%s']\n", c.admin, away.admin))
 	p := start(t, nil, prometheus, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"),
 		"--web.listen-address="+web, "--web.console.templates="+dir, "--web.console.libraries="+dir)
 	p.await(t, func() bool { return listens(web) })
