@@ -46,7 +46,7 @@ func TestDecidingAllocatesNothing(t *testing.T) {
 	h := benchHandler(t, benchTrust+"limit bench"+endlessLimit+"limit bench_keyed"+"  1000000/s {\nkey client text\nkey_writer caller\n}\nceiling bench_all"+endlessCeiling)
 	r := benchRequest(t, "X-Forwarded-For: 6.6.6.6, 203.0.113.7")
 	vars := varsOf(r)
-	state, _ := h.resolve(r)
+	state, _ := h.resolve(r, localAddr(r))
 	expect(t, testing.AllocsPerRun(200, func() { h.client.resolve(r, vars) }), 0, "resolving")
 	now := clock()
 	expect(t, testing.AllocsPerRun(200, func() {

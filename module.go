@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 
@@ -212,11 +213,12 @@ func (h *Handler) settleOptions(ctx caddy.Context, app *App) error {
 
 // ServeHTTP resolves, decides, and denies or forwards.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if isVirtual(r) || isEarly(r) {
+	local := localAddr(r)
+	if isVirtual(local) || isEarly(r) {
 		return h.serveUnknown(w, r, next)
 	}
 
-	state, first := h.resolve(r)
+	state, first := h.resolve(r, local)
 	remoteAddr := r.RemoteAddr
 	defer func() { r.RemoteAddr = remoteAddr }()
 	r.RemoteAddr = state.peerAddr // what matchers see, in a second run too
@@ -253,17 +255,20 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 
 // resolve finds the client once a request: whoever comes later gets the same
 // answer, whatever its own configuration says.
-func (h *Handler) resolve(r *http.Request) (state *requestState, first bool) {
+func (h *Handler) resolve(r *http.Request, local net.Addr) (state *requestState, first bool) {
 	vars := varsOf(r)
 	if state := stateOf(vars); state != nil {
 		return state, false
 	}
-	res := h.client.resolve(r, vars)
+	state = &requestState{config: h.client, vars: vars, ipv4Bits: uint8(h.ipv4Bits), ipv6Bits: uint8(h.ipv6Bits)}
+	res := &state.resolution
+	h.client.resolveInto(res, r, vars, local)
 	resolvedTotal[res.source][res.reason].Add(1)
 	if res.reason != reasonNone {
-		h.warnResolution(r, &res)
+		h.warnResolution(r, res)
 	}
-	return remember(r, vars, res, h.client, h.ipv4Bits, h.ipv6Bits), true
+	state.remember(r)
+	return state, true
 }
 
 // serveUnknown passes on requests whose sender cannot be known, without charging
