@@ -107,5 +107,5 @@ func (c *Ceiling) take(_ uint64, _, now int64) (mark int64, wait time.Duration, 
 func (c *Ceiling) giveBack(_ uint64, _, mark, _ int64) { c.state.window.giveBack(mark) }
 
 func (c *Ceiling) deny(_ uint64, wait time.Duration, _ int64) denial {
-	return denial{name: c.Name, status: c.status(), wait: wait, refusal: c.refusal}
+	return denial{name: c.Name, status: c.status(), wait: wait, refusal: &c.refusal}
 }

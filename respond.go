@@ -101,7 +101,7 @@ func problemBody(p problem) []byte {
 
 var denialOfUnresolved = denial{
 	name: unresolvedName, status: http.StatusForbidden,
-	refusal: refusal{err: errUnresolved, text: statusBody(http.StatusForbidden)},
+	refusal: &refusal{err: errUnresolved, text: statusBody(http.StatusForbidden)},
 }
 
 // leaveBodyUnread ends the connection with the response, for a body that stays
