@@ -231,26 +231,31 @@ func (s *nameSet) contains(name string) bool {
 func foldName(name string) string {
 	folded := make([]byte, len(name))
 	for i := range len(name) {
-		folded[i] = foldByte(name[i])
+		folded[i] = foldedBytes[name[i]]
 	}
 	return string(folded)
 }
 
 func foldsTo(name, folded string) bool {
 	for i := range len(name) {
-		if foldByte(name[i]) != folded[i] {
+		if foldedBytes[name[i]] != folded[i] {
 			return false
 		}
 	}
 	return true
 }
 
-func foldByte(b byte) byte {
-	switch {
-	case 'A' <= b && b <= 'Z':
-		return b + 'a' - 'A'
-	case 'a' <= b && b <= 'z', '0' <= b && b <= '9':
-		return b
+// foldedBytes has for each byte the one that it is compared as.
+var foldedBytes = func() (table [256]byte) {
+	for i := range table {
+		switch b := byte(i); {
+		case 'A' <= b && b <= 'Z':
+			table[i] = b + 'a' - 'A'
+		case 'a' <= b && b <= 'z', '0' <= b && b <= '9':
+			table[i] = b
+		default:
+			table[i] = '-'
+		}
 	}
-	return '-'
-}
+	return table
+}()

@@ -75,7 +75,8 @@ type Handler struct {
 	forwarder  forwarder
 	ipv4Bits   int
 	ipv6Bits   int
-	site       string // tells this handler's warnings from another's
+	site       string            // tells this handler's warnings from another's
+	server     *caddyhttp.Server // nil if the handler is no server's
 	logger     *zap.Logger
 	now        func() int64 // monotonic nanoseconds
 }
@@ -92,6 +93,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.now = clock
+	h.server, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	h.site = siteOf(h)
 	loaded, err := ctx.App(appName)
 	if err != nil {
@@ -267,7 +269,7 @@ func (h *Handler) resolve(r *http.Request, local net.Addr) (state *requestState,
 	if res.reason != reasonNone {
 		h.warnResolution(r, res)
 	}
-	state.remember(r)
+	state.remember(r, h.server)
 	return state, true
 }
 

@@ -65,7 +65,7 @@ func (p probedRequest) answer(t *testing.T) *http.Response {
 			t.Fatal(err)
 		}
 		state := &requestState{resolution: config.resolve(r, vars), config: &config, vars: vars, ipv4Bits: 32, ipv6Bits: 64}
-		state.remember(r)
+		state.remember(r, nil)
 	}
 	recorder := httptest.NewRecorder()
 	if err := (&Probe{Detail: p.detail}).ServeHTTP(recorder, r, nil); err != nil {

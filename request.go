@@ -80,7 +80,7 @@ func isErrorRoute(r *http.Request) bool {
 
 // remember keeps the state, whose client was resolved, for all that comes after,
 // and makes Caddy's own client_ip agree with it.
-func (s *requestState) remember(r *http.Request) {
+func (s *requestState) remember(r *http.Request, server *caddyhttp.Server) {
 	s.peerAddr, s.remoteAddr, s.clientText = r.RemoteAddr, r.RemoteAddr, unresolvedName
 	switch {
 	case !s.resolved():
@@ -98,7 +98,7 @@ func (s *requestState) remember(r *http.Request) {
 		s.clientText = hostPart(s.remoteAddr)
 	}
 	s.vars[stateVar] = s
-	s.logTo(r)
+	s.logTo(r, server)
 	if s.vars[caddyhttp.ClientIPVarKey] != s.clientText {
 		s.vars[caddyhttp.ClientIPVarKey] = s.clientText
 	}
@@ -121,8 +121,7 @@ func clientTextOf(addr netip.Addr, vars map[string]any) string {
 
 // logTo adds the request's resolution, and what denied it, to its access log
 // entry, if there will be one.
-func (s *requestState) logTo(r *http.Request) {
-	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+func (s *requestState) logTo(r *http.Request, server *caddyhttp.Server) {
 	if server == nil || server.Logs == nil {
 		return
 	}

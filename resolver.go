@@ -175,8 +175,10 @@ func peerOf(remoteAddr string, local net.Addr) (peer netip.Addr, isUnix bool) {
 	if local != nil && strings.HasPrefix(local.Network(), "unix") {
 		return netip.Addr{}, true
 	}
-	if host, _, err := net.SplitHostPort(remoteAddr); err == nil {
-		peer, _ = chain.ParseAddr(host)
+	// that there is a port, else it would be none of net/http's
+	colon := strings.LastIndexByte(remoteAddr, ':')
+	if colon > 0 && (remoteAddr[colon-1] == ']' || strings.IndexByte(remoteAddr, ':') == colon) {
+		peer, _ = chain.ParseAddr(remoteAddr)
 	}
 	return peer, false
 }
