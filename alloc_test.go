@@ -21,6 +21,8 @@ func TestAllocations(t *testing.T) {
 	}{
 		{"a bare handler", benchTrust, false, http.StatusOK, 3},
 		{"a limit and a ceiling add nothing", benchTrust + oneOfEach, false, http.StatusOK, 3},
+		{"nor do four limits", benchTrust + benchLimits(4), false, http.StatusOK, 3},
+		{"sixteen are remembered in a list of their own", benchTrust + benchLimits(16), false, http.StatusOK, 4},
 		{"a direct client's text is there already", oneOfEach, true, http.StatusOK, 2},
 		{"a denial, with its Retry-After", benchTrust + "limit bench_denied 1/1d", false, http.StatusTooManyRequests, 5},
 	}

@@ -213,6 +213,13 @@ func (h *Handler) settleOptions(ctx caddy.Context, app *App) error {
 	return nil
 }
 
+// How many budgets a request can count against before the list of its charges
+// takes memory.
+const (
+	fewCharges  = 4
+	manyCharges = 16
+)
+
 // ServeHTTP resolves, decides, and denies or forwards.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	local := localAddr(r)
@@ -230,8 +237,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		}
 	})
 
-	var space [4]charge
-	charges, denial, err := h.decide(r, state, space[:0], h.now())
+	// room on the stack, of which more takes longer to clear
+	var few [fewCharges]charge
+	room := few[:0]
+	if len(h.keyed)+len(h.inFlight)+len(h.ceilings) > fewCharges {
+		room = make([]charge, 0, manyCharges)
+	}
+	charges, denial, err := h.decide(r, state, room, h.now())
 	if err != nil {
 		return err
 	}

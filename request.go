@@ -33,7 +33,7 @@ type requestState struct {
 	vars       map[string]any
 	repl       *caddy.Replacer
 	judgements []*counters
-	space      [4]*counters
+	space      [fewCharges]*counters
 }
 
 // exceeded is what denied a request, if something did.
@@ -196,6 +196,9 @@ func (s *requestState) judged(c *counters) bool { return slices.Contains(s.judge
 func (s *requestState) judge(c *counters) {
 	if s.judgements == nil {
 		s.judgements = s.space[:0]
+	}
+	if len(s.judgements) == fewCharges {
+		s.judgements = slices.Grow(s.judgements, manyCharges-fewCharges)
 	}
 	s.judgements = append(s.judgements, c)
 }
