@@ -200,7 +200,10 @@ func (t *keyTemplate) appendClient(material []byte, res *resolution) []byte {
 	if !res.resolved() {
 		return append(material, tagUnresolved)
 	}
-	addr := clientPrefix(res.client, t.ipv4Bits, t.ipv6Bits).Addr()
+	addr := res.client
+	if !addr.Is4() || t.ipv4Bits < 32 { // else there is nothing to cut
+		addr = clientPrefix(addr, t.ipv4Bits, t.ipv6Bits).Addr()
+	}
 	if addr.Is4() {
 		field := addr.As4()
 		return append(append(material, tagIPv4), field[:]...)
