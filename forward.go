@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"net/textproto"
 	"slices"
 	"strings"
 
@@ -107,9 +108,10 @@ func (f *forwarder) remove(r *http.Request, peerTrusted bool, removed func(name 
 }
 
 // unname removes identity headers' names from the Connection header, by which a
-// caller could have them dropped further on.
+// caller could have them dropped further on. Tokens are trimmed as reverse_proxy
+// trims them, line ends too, so that both see the same names.
 func unname(h http.Header, connection []string, names *nameSet) {
-	named := func(token string) bool { return names.contains(strings.Trim(token, " \t")) }
+	named := func(token string) bool { return names.contains(textproto.TrimString(token)) }
 	if !slices.ContainsFunc(connection, func(line string) bool {
 		return slices.ContainsFunc(strings.Split(line, ","), named)
 	}) {

@@ -168,6 +168,7 @@ func TestConnection(t *testing.T) {
 		{"in the middle", []string{"Upgrade,X-Forwarded-For,X-Hop"}, []string{"Upgrade", "X-Hop"}},
 		{"in any spelling", []string{"x-FORWARDED-for , close"}, []string{"close"}},
 		{"with tabs around", []string{"close,\tX-Forwarded-For\t"}, []string{"close"}},
+		{"with a line end, which reverse_proxy trims", []string{"close, Forwarded\r"}, []string{"close"}},
 		{"a look-alike", []string{"close, X_Forwarded_For"}, []string{"close"}},
 		{"twice", []string{"X-Real-IP, X-Real-IP, close, X-Real-IP"}, []string{"close"}},
 		{"over several lines", []string{"X-Forwarded-For", "close", "Forwarded, X-Hop"}, []string{"close", "X-Hop"}},
@@ -192,7 +193,7 @@ func TestConnection(t *testing.T) {
 func FuzzConnection(f *testing.F) {
 	for _, seed := range []string{
 		"close", "close, X-Forwarded-For", "X-Real-IP", "x-real-ip\nclose", ",,", "Upgrade,\tX_Forwarded_For ,close\nForwarded",
-		"X-Forwarded-For-Test", "\"X-Forwarded-For\"", "a,b,a,X.Real.IP,b", "X-R\xc3\xa9al-IP", "\x00", " X-Client-IP ",
+		"X-Forwarded-For-Test", "\"X-Forwarded-For\"", "a,b,a,X.Real.IP,b", "X-R\xc3\xa9al-IP", "\x00", " X-Client-IP ", "ForwArded\r",
 	} {
 		f.Add(seed, true)
 		f.Add(seed, false)
