@@ -1,6 +1,7 @@
 -- Says that an instance is there, or goes.
 --
--- KEYS: the instances, the check of the pepper. ARGV: the instance, its ttl in
+-- KEYS: the instances, the check of the pepper, and perhaps one that no node of
+-- a cluster would take together with these. ARGV: the instance, its ttl in
 -- microseconds or 0, the check, and for how long that holds in milliseconds.
 -- Returns now, 0, the number of values that were not ours, the number of
 -- instances, and 1 if the pepper is another one.

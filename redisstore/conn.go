@@ -264,6 +264,11 @@ const pepperHeld = time.Minute
 // Beat implements edgelimit.StoreConn.
 func (c *conn) Beat(ctx context.Context, beat edgelimit.Beat) (edgelimit.Pulse, error) {
 	keys := []string{c.prefix + "{fleet}:instances", c.prefix + "{fleet}:pepper"}
+	if !c.cluster {
+		// A node of a cluster would take the keys of its own slots, and so seem
+		// usable now and then. It refuses keys of different slots.
+		keys = append(keys, c.prefix+"{alone}")
+	}
 	got, err := c.run(ctx, beatScript, keys, []string{
 		beat.Instance, micros(beat.TTL), beat.Pepper, strconv.FormatInt(pepperHeld.Milliseconds(), 10),
 	}, 2)

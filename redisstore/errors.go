@@ -33,14 +33,16 @@ var advice = map[string]string{
 	edgelimit.StoreMemory:   "raise maxmemory, or set maxmemory-policy volatile-ttl",
 }
 
-// beginnings of what servers answer.
+// beginnings of what servers answer, without the word ERR, which the client
+// library takes away.
 var answers = []struct{ begins, kind string }{
 	{"WRONGPASS", edgelimit.StoreAuth},
 	{"NOAUTH", edgelimit.StoreAuth},
 	{"NOPERM", edgelimit.StoreAuth},
-	{"ERR AUTH", edgelimit.StoreAuth},
-	{"ERR Client sent AUTH", edgelimit.StoreAuth},
-	{"ERR invalid password", edgelimit.StoreAuth},
+	{"The user executing the script", edgelimit.StoreAuth},
+	{"AUTH", edgelimit.StoreAuth},
+	{"Client sent AUTH", edgelimit.StoreAuth},
+	{"invalid password", edgelimit.StoreAuth},
 	{"READONLY", edgelimit.StoreReadOnly},
 	{"OOM", edgelimit.StoreMemory},
 	{"MOVED", edgelimit.StoreCluster},
@@ -53,15 +55,14 @@ var answers = []struct{ begins, kind string }{
 	{"TRYAGAIN", edgelimit.StoreUnavailable},
 	{"MISCONF", edgelimit.StoreUnavailable},
 	{"NOREPLICAS", edgelimit.StoreUnavailable},
-	{"ERR unknown command", edgelimit.StoreNotRedis},
-	{"ERR This instance has cluster support disabled", edgelimit.StoreNotRedis},
-	{"ERR DB index is out of range", edgelimit.StoreOther},
+	{"unknown command", edgelimit.StoreNotRedis},
+	{"This instance has cluster support disabled", edgelimit.StoreNotRedis},
 }
 
 func kindOf(err error, cluster bool) string {
 	if redisErr, ok := rueidis.IsRedisErr(err); ok {
 		// what a script runs into is told as "... script: f_..., on @user_script:1."
-		text := strings.TrimPrefix(redisErr.Error(), "ERR Error running script: ")
+		text := strings.TrimPrefix(redisErr.Error(), "Error running script: ")
 		for _, answer := range answers {
 			if strings.HasPrefix(text, answer.begins) || strings.Contains(text, "-"+answer.begins+" ") {
 				if answer.kind == edgelimit.StoreCluster && cluster {

@@ -32,7 +32,7 @@ for i = 1, #fields, 2 do
 		measure = tonumber(fields[i + 1])
 	else
 		local number, n = tonumber(fields[i]), tonumber(fields[i + 1])
-		if number and n and n >= 0 and n <= 1e15 then
+		if number and number == number and n and n >= 0 and n <= 1e15 then
 			granted[number] = math.min(n, count)
 			written[number] = fields[i]
 		else

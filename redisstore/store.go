@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -185,7 +186,8 @@ func (s *Store) dial(context.Context) (edgelimit.StoreConn, error) {
 	option := rueidis.ClientOption{
 		InitAddress: s.Address, Username: s.Username, Password: s.password, SelectDB: s.Database, TLSConfig: s.tls,
 		ClientName: "edge_limit", ClientSetInfo: rueidis.DisableClientSetInfo, // a right less that the user needs
-		Dialer: net.Dialer{Timeout: connectTimeout},
+		Dialer:    net.Dialer{Timeout: connectTimeout},
+		DialCtxFn: dialServer,
 
 		ConnWriteTimeout:    answerTimeout,
 		ReadBufferEachConn:  bufferSize,
@@ -199,9 +201,58 @@ func (s *Store) dial(context.Context) (edgelimit.StoreConn, error) {
 	}
 	client, err := s.newClient(option)
 	if err != nil {
-		return nil, classify(err, s.cluster())
+		return nil, s.explain(err)
 	}
 	return newConn(client, s), nil
+}
+
+var errHandshake = errors.New("TLS handshake")
+
+// dialServer connects, and tells which part of that failed.
+func dialServer(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
+	conn, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil || config == nil {
+		return conn, err
+	}
+	config = config.Clone()
+	config.ServerName, _, _ = net.SplitHostPort(address)
+	secure := tls.Client(conn, config)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	if err := secure.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("%w: %w", errHandshake, err)
+	}
+	return secure, nil
+}
+
+// explain classifies why a connection could not be made. If only one side speaks
+// TLS, either may wait for the other or hang up, which looks like a bad network.
+func (s *Store) explain(err error) error {
+	explained := classify(err, s.cluster())
+	var storeErr *edgelimit.StoreError
+	if !errors.As(explained, &storeErr) {
+		return explained
+	}
+	unclear := storeErr.Kind == edgelimit.StoreTimeout || storeErr.Kind == edgelimit.StoreNetwork || storeErr.Kind == edgelimit.StoreNotRedis
+	if errors.Is(err, errHandshake) || unclear && s.tls == nil && slices.ContainsFunc(s.Address, speaksTLS) {
+		return &edgelimit.StoreError{Kind: edgelimit.StoreTLS, Advice: advice[edgelimit.StoreTLS], Err: err}
+	}
+	return explained
+}
+
+// speaksTLS says whether a server does. Nothing is sent to it but the beginning
+// of a handshake, and its certificate does not matter.
+func speaksTLS(address string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
+	defer cancel()
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}}
+	conn, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return errors.As(err, new(tls.AlertError))
+	}
+	conn.Close()
+	return true
 }
 
 // newClient connects. Sentinels often have no password of their own, or the
