@@ -301,10 +301,9 @@ func (t *keyTemplate) lookUp(parts map[string]string) (key uint64, material []by
 	if used != len(parts) {
 		return 0, nil, fmt.Errorf("there are parts that the key does not have; it is %s", strings.Join(rawParts(t.parts), " "))
 	}
-	var m keyMaterial
-	t.material(&res, repl, &m)
+	material, _ = t.appendMaterial(nil, &res, repl)
 	key, _ = t.hash(&res, repl)
-	return key, m.bytes[:m.n], nil
+	return key, material, nil
 }
 
 // serveResolve explains who the client of a request would be.

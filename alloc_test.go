@@ -21,6 +21,8 @@ func TestAllocations(t *testing.T) {
 	}{
 		{"a bare handler", benchTrust, false, http.StatusOK, 3},
 		{"a limit and a ceiling add nothing", benchTrust + oneOfEach, false, http.StatusOK, 3},
+		{"nor do four limits", benchTrust + benchLimits(4), false, http.StatusOK, 3},
+		{"sixteen are remembered in a list of their own", benchTrust + benchLimits(16), false, http.StatusOK, 4},
 		{"a direct client's text is there already", oneOfEach, true, http.StatusOK, 2},
 		{"a denial, with its Retry-After", benchTrust + "limit bench_denied 1/1d", false, http.StatusTooManyRequests, 5},
 	}
@@ -46,7 +48,7 @@ func TestDecidingAllocatesNothing(t *testing.T) {
 	h := benchHandler(t, benchTrust+"limit bench"+endlessLimit+"limit bench_keyed"+"  1000000/s {\nkey client text\nkey_writer caller\n}\nceiling bench_all"+endlessCeiling)
 	r := benchRequest(t, "X-Forwarded-For: 6.6.6.6, 203.0.113.7")
 	vars := varsOf(r)
-	state, _ := h.resolve(r)
+	state, _ := h.resolve(r, localAddr(r))
 	expect(t, testing.AllocsPerRun(200, func() { h.client.resolve(r, vars) }), 0, "resolving")
 	now := clock()
 	expect(t, testing.AllocsPerRun(200, func() {
@@ -64,8 +66,9 @@ func TestSizes(t *testing.T) {
 		what      string
 		got, most uintptr
 	}{
-		{"what is known of a request", unsafe.Sizeof(requestState{}), 320},
+		{"what is known of a request", unsafe.Sizeof(requestState{}), 288},
 		{"one budget that a request counts against", unsafe.Sizeof(charge{}), 56},
+		{"what denied a request", unsafe.Sizeof(denial{}), 48},
 		{"counters under one name", unsafe.Sizeof(counters{}), 32},
 	} {
 		if row.got > row.most {

@@ -155,11 +155,7 @@ func BenchmarkHandler(b *testing.B) {
 	})
 	for _, n := range []int{1, 4, 16} {
 		b.Run(fmt.Sprintf("limits=%d", n), func(b *testing.B) {
-			lines := benchTrust
-			for i := range n {
-				lines += fmt.Sprintf("limit bench_%d"+endlessLimit, i)
-			}
-			benchServe(b, benchHandler(b, lines), 5, http.StatusOK)
+			benchServe(b, benchHandler(b, benchTrust+benchLimits(n)), 5, http.StatusOK)
 		})
 	}
 	for _, n := range []int{5, 15, 40} {
@@ -222,6 +218,13 @@ func (run *benchRun) loop(b *testing.B, want int) {
 			b.Fatalf("status %d, want %d", got, want)
 		}
 	}
+}
+
+func benchLimits(n int) (lines string) {
+	for i := range n {
+		lines += fmt.Sprintf("limit bench_%d"+endlessLimit, i)
+	}
+	return lines
 }
 
 const benchTrust = "client {\ntrusted_proxies static 127.0.0.1/32\n}\n"

@@ -122,5 +122,5 @@ func (c *Ceiling) giveBack(_ uint64, _, mark, now int64) {
 }
 
 func (c *Ceiling) deny(_ uint64, wait time.Duration, _ int64) denial {
-	return denial{name: c.Name, status: c.status(), wait: wait, refusal: c.refusal}
+	return denial{name: c.Name, status: c.status(), wait: wait, refusal: &c.refusal}
 }

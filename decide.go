@@ -37,7 +37,7 @@ type denial struct {
 	status int
 	wait   time.Duration // 0: nobody knows, or waiting does not help
 	quota  *quota        // of a limit, where responses tell it
-	refusal
+	*refusal
 }
 
 // refusal is what a denial answers with, made once at load.

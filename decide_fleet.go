@@ -143,10 +143,9 @@ func (s *sharedCharge) tell(what func(StoreConn, context.Context, []StoreCharge)
 
 // storeCharge describes the limit's charge for the store.
 func (l *Limit) storeCharge(f *fleet, state *requestState, increment int64) StoreCharge {
-	var m keyMaterial
-	l.template.material(&state.resolution, state.repl, &m)
+	material, _ := l.template.appendMaterial(nil, &state.resolution, state.repl)
 	return StoreCharge{
-		Key:       f.key(StoreLimit, l.Name, m.bytes[:m.n]),
+		Key:       f.key(StoreLimit, l.Name, material),
 		Increment: time.Duration(increment),
 		Tolerance: time.Duration(l.gcra.tolerance),
 		Ban:       time.Duration(l.Ban), Extend: l.Extend,
@@ -190,9 +189,8 @@ func (l *Limit) shareOf(increment int64, instances int) int64 {
 
 // storeCharge describes the in_flight's charge for the store.
 func (f *InFlight) storeCharge(fleet *fleet, state *requestState) StoreCharge {
-	var m keyMaterial
-	f.template.material(&state.resolution, state.repl, &m)
-	return StoreCharge{Key: fleet.key(StoreInFlight, f.Name, m.bytes[:m.n]), Max: f.Max, TTL: inFlightTTL}
+	material, _ := f.template.appendMaterial(nil, &state.resolution, state.repl)
+	return StoreCharge{Key: fleet.key(StoreInFlight, f.Name, material), Max: f.Max, TTL: inFlightTTL}
 }
 
 // minSharedInterval keeps the store's whole microseconds within a tenth of what

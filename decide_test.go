@@ -1137,7 +1137,7 @@ func TestDecide(t *testing.T) {
 		r := requestFrom(peer, "/")
 		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{}))
 		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), httptest.NewRecorder(), i.server)
-		state, first := h.resolve(r)
+		state, first := h.resolve(r, localAddr(r))
 		expect(t, first, true, "the request is new")
 		charges, denied, err := h.decide(r, state, nil, now)
 		if err != nil {

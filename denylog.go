@@ -64,8 +64,7 @@ func (l *denialLog) note(logger *zap.Logger, d denial, key uint64, now int64, ob
 	if l.limited == nil {
 		l.limited = table.New(rememberLimited)
 	}
-	enters := l.limited.Peek(key, now) <= now
-	l.limited.Set(key, now, now+int64(max(d.wait, limitedForLeast)))
+	enters := l.limited.Set(key, now, now+int64(max(d.wait, limitedForLeast))) <= now
 	if enters && allowEntryLine(now) {
 		fields := []zap.Field{zap.String("name", d.name)}
 		if key != 0 {

@@ -27,8 +27,8 @@ const forwardOff = "off"
 type forwarder struct {
 	off     bool
 	headers []string // canonical, beside X-Forwarded-For
-	always  nameSet  // identity headers, removed from everybody
-	proof   nameSet  // the proof's headers, removed even when off
+	always  *nameSet // identity headers, removed from everybody
+	proof   *nameSet // the proof's headers, removed even when off
 }
 
 // fromProxies are believed from a trusted peer and removed from any other.
@@ -41,11 +41,12 @@ func newForwarder(client *Client, forward, strip []string) forwarder {
 	if !f.off {
 		names = append(names, forward...)
 	}
+	var secrets []string
 	if client.Proof != nil {
-		secrets := []string{client.Proof.Header, client.Proof.clientHeader()}
-		f.proof = newNameSet(secrets...)
-		names = append(names, secrets...)
+		secrets = []string{client.Proof.Header, client.Proof.clientHeader()}
 	}
+	f.proof = newNameSet(secrets...)
+	names = append(names, secrets...)
 	f.always = newNameSet(names...)
 	if !f.off {
 		for _, name := range forward {
@@ -85,9 +86,9 @@ var messageHeaders = []string{"host", "connection", "content-length", "transfer-
 // remove takes the identity headers out of the request: by name and look-alike,
 // from Connection, and from trailers. It calls removed for each.
 func (f *forwarder) remove(r *http.Request, peerTrusted bool, removed func(name string)) {
-	names := &f.always
+	names := f.always
 	if f.off {
-		names = &f.proof
+		names = f.proof
 	}
 	for name := range r.Header {
 		switch {
@@ -200,29 +201,26 @@ func forwardedElement(client netip.Addr) string {
 // nameSet is a set of header names that also knows their look-alikes: CGI,
 // FastCGI and PHP make X-Real-IP, X_Real_IP and X.Real.IP one variable.
 type nameSet struct {
-	lengths uint64 // bit n: a name of n bytes is there
-	names   []string
+	byLength [64][]string // folded; the last one has all that are longer
 }
 
-// newNameSet makes a set of names shorter than 64 bytes that are compared by
-// foldName.
-func newNameSet(names ...string) nameSet {
-	var set nameSet
+// newNameSet makes a set of names that are compared by foldName.
+func newNameSet(names ...string) *nameSet {
+	set := new(nameSet)
 	for _, name := range names {
 		folded := foldName(name)
-		if !slices.Contains(set.names, folded) {
-			set.names = append(set.names, folded)
-			set.lengths |= 1 << min(len(folded), 63)
+		if same := set.alike(name); !slices.Contains(*same, folded) {
+			*same = append(*same, folded)
 		}
 	}
 	return set
 }
 
+// alike are the names as long as this one.
+func (s *nameSet) alike(name string) *[]string { return &s.byLength[min(len(name), len(s.byLength)-1)] }
+
 func (s *nameSet) contains(name string) bool {
-	if s.lengths&(1<<min(len(name), 63)) == 0 {
-		return false
-	}
-	for _, folded := range s.names {
+	for _, folded := range *s.alike(name) {
 		if len(folded) == len(name) && foldsTo(name, folded) {
 			return true
 		}
@@ -235,26 +233,31 @@ func (s *nameSet) contains(name string) bool {
 func foldName(name string) string {
 	folded := make([]byte, len(name))
 	for i := range len(name) {
-		folded[i] = foldByte(name[i])
+		folded[i] = foldedBytes[name[i]]
 	}
 	return string(folded)
 }
 
 func foldsTo(name, folded string) bool {
 	for i := range len(name) {
-		if foldByte(name[i]) != folded[i] {
+		if foldedBytes[name[i]] != folded[i] {
 			return false
 		}
 	}
 	return true
 }
 
-func foldByte(b byte) byte {
-	switch {
-	case 'A' <= b && b <= 'Z':
-		return b + 'a' - 'A'
-	case 'a' <= b && b <= 'z', '0' <= b && b <= '9':
-		return b
+// foldedBytes has for each byte the one that it is compared as.
+var foldedBytes = func() (table [256]byte) {
+	for i := range table {
+		switch b := byte(i); {
+		case 'A' <= b && b <= 'Z':
+			table[i] = b + 'a' - 'A'
+		case 'a' <= b && b <= 'z', '0' <= b && b <= '9':
+			table[i] = b
+		default:
+			table[i] = '-'
+		}
 	}
-	return '-'
-}
+	return table
+}()

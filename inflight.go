@@ -124,7 +124,7 @@ func (f *InFlight) giveBack(key uint64, _, _, _ int64) { f.state.running.leave(k
 
 // deny tells no time to wait: nobody knows when the others are done.
 func (f *InFlight) deny(uint64, time.Duration, int64) denial {
-	return denial{name: f.Name, status: f.status(), refusal: f.refusal}
+	return denial{name: f.Name, status: f.status(), refusal: &f.refusal}
 }
 
 // running counts requests in flight by key. It holds only keys that have some,

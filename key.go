@@ -138,44 +138,51 @@ const (
 	tagEmpty
 )
 
-// keyMaterial is what a key is hashed from: for each part a tag and a field of
-// fixed length, so that moving text from one part to the next changes the key.
-type keyMaterial struct {
-	bytes [maxKeyParts * (1 + 16)]byte
-	n     int
-}
-
-func (m *keyMaterial) append(tag byte, field [16]byte) {
-	m.bytes[m.n] = tag
-	copy(m.bytes[m.n+1:], field[:])
-	m.n += 1 + 16
-}
+// maxKeyField is what a part is hashed from at most: its tag and 16 bytes.
+const maxKeyField = 1 + 16
 
 // hash computes the key of a request. A part that is empty at run time counts
 // under one key of its own, named in empty.
+//
+// It is hashed from a tag for each part and a field whose length follows from
+// the tag, so that moving text from one part to the next changes the key.
 func (t *keyTemplate) hash(res *resolution, repl *caddy.Replacer) (key uint64, empty string) {
-	var m keyMaterial
-	empty = t.material(res, repl, &m)
-	return t.secret.Load().hash(m.bytes[:m.n]) &^ 1, empty // odd ones are bans
+	if len(t.parts) == 1 {
+		var space [maxKeyField]byte // most keys: clearing room for all parts would cost as much as hashing
+		return t.hashParts(space[:0], res, repl)
+	}
+	var space [maxKeyParts * maxKeyField]byte
+	return t.hashParts(space[:0], res, repl)
 }
 
-// material collects what the key of a request is made from.
-func (t *keyTemplate) material(res *resolution, repl *caddy.Replacer, m *keyMaterial) (empty string) {
+func (t *keyTemplate) hashParts(space []byte, res *resolution, repl *caddy.Replacer) (key uint64, empty string) {
+	secret := t.secret.Load()
+	if len(t.parts) == 1 && !t.parts[0].client { // nothing beside it to be kept apart from
+		if value, missing := t.parts[0].evaluate(repl); missing == "" {
+			return secret.hashText(value) &^ 1, ""
+		}
+	}
+	material, empty := t.appendMaterial(space, res, repl)
+	return secret.hash(material) &^ 1, empty // odd ones are bans
+}
+
+// appendMaterial appends what the key of a request is hashed from.
+func (t *keyTemplate) appendMaterial(material []byte, res *resolution, repl *caddy.Replacer) (appended []byte, empty string) {
 	for i := range t.parts {
 		part := &t.parts[i]
 		if part.client {
-			m.append(t.clientField(res))
+			material = t.appendClient(material, res)
 			continue
 		}
 		value, missing := part.evaluate(repl)
 		if missing != "" {
 			empty = missing
-			m.append(tagEmpty, [16]byte{})
+			material = append(material, tagEmpty)
 			continue
 		}
-		m.append(tagValue, t.secret.Load().digest(value))
+		material = t.secret.Load().appendDigest(append(material, tagValue), value)
 	}
-	return empty
+	return material, empty
 }
 
 // evaluate expands the part. missing names a placeholder without a value.
@@ -196,16 +203,21 @@ func (p *keyPart) evaluate(repl *caddy.Replacer) (value, missing string) {
 	return value, ""
 }
 
-// clientField is the client cut to its prefix.
-func (t *keyTemplate) clientField(res *resolution) (byte, [16]byte) {
+// appendClient appends the client cut to its prefix.
+func (t *keyTemplate) appendClient(material []byte, res *resolution) []byte {
 	if !res.resolved() {
-		return tagUnresolved, [16]byte{}
+		return append(material, tagUnresolved)
 	}
-	prefix := clientPrefix(res.client, t.ipv4Bits, t.ipv6Bits)
-	if prefix.Addr().Is4() {
-		return tagIPv4, prefix.Addr().As16()
+	addr := res.client
+	if !addr.Is4() || t.ipv4Bits < 32 { // else there is nothing to cut
+		addr = clientPrefix(addr, t.ipv4Bits, t.ipv6Bits).Addr()
 	}
-	return tagIPv6, prefix.Addr().As16()
+	if addr.Is4() {
+		field := addr.As4()
+		return append(append(material, tagIPv4), field[:]...)
+	}
+	field := addr.As16()
+	return append(append(material, tagIPv6), field[:]...)
 }
 
 // nat64 is the well-known prefix of RFC 6052. All IPv4 clients of one translator
@@ -245,11 +257,18 @@ func (s *keySecret) hash(material []byte) uint64 {
 	return siphash.Hash(s.k0, s.k1, material)
 }
 
-// digest stands for a text of any length in 128 bits.
-func (s *keySecret) digest(text string) (field [16]byte) {
-	// the bytes are only read, so long texts need no copy
-	lo, hi := siphash.Hash128(s.k2, s.k3, unsafe.Slice(unsafe.StringData(text), len(text)))
-	binary.LittleEndian.PutUint64(field[:8], lo)
-	binary.LittleEndian.PutUint64(field[8:], hi)
-	return field
+// hashText is the key of a text alone.
+func (s *keySecret) hashText(text string) uint64 {
+	return siphash.Hash(s.k2, s.k3, bytesOf(text))
+}
+
+// appendDigest stands for a text of any length in 128 bits.
+func (s *keySecret) appendDigest(material []byte, text string) []byte {
+	lo, hi := siphash.Hash128(s.k2, s.k3, bytesOf(text))
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(material, lo), hi)
+}
+
+// bytesOf are a text's bytes, only to be read: long texts need no copy.
+func bytesOf(text string) []byte {
+	return unsafe.Slice(unsafe.StringData(text), len(text))
 }

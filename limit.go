@@ -286,7 +286,7 @@ func (l *Limit) deny(key uint64, wait time.Duration, now int64) denial {
 		}
 		wait = max(wait, l.banned(key, now))
 	}
-	return denial{name: l.Name, status: l.status(), wait: wait, refusal: l.refusal}
+	return denial{name: l.Name, status: l.status(), wait: wait, refusal: &l.refusal}
 }
 
 // banned is how long the key's ban still lasts.

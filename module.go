@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 
@@ -75,7 +76,8 @@ type Handler struct {
 	forwarder  forwarder
 	ipv4Bits   int
 	ipv6Bits   int
-	site       string // tells this handler's warnings from another's
+	site       string            // tells this handler's warnings from another's
+	server     *caddyhttp.Server // nil if the handler is no server's
 	logger     *zap.Logger
 	now        func() int64 // monotonic nanoseconds
 }
@@ -92,6 +94,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.now = clock
+	h.server, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	h.site = siteOf(h)
 	loaded, err := ctx.App(appName)
 	if err != nil {
@@ -212,13 +215,21 @@ func (h *Handler) settleOptions(ctx caddy.Context, app *App) error {
 	return nil
 }
 
+// How many budgets a request can count against before the list of its charges
+// takes memory.
+const (
+	fewCharges  = 4
+	manyCharges = 16
+)
+
 // ServeHTTP resolves, decides, and denies or forwards.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if isVirtual(r) || isEarly(r) {
+	local := localAddr(r)
+	if isVirtual(local) || isEarly(r) {
 		return h.serveUnknown(w, r, next)
 	}
 
-	state, first := h.resolve(r)
+	state, first := h.resolve(r, local)
 	remoteAddr := r.RemoteAddr
 	defer func() { r.RemoteAddr = remoteAddr }()
 	r.RemoteAddr = state.peerAddr // what matchers see, in a second run too
@@ -228,8 +239,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		}
 	})
 
-	var space [4]charge
-	charges, denial, err := h.decide(r, state, space[:0], h.now())
+	// room on the stack, of which more takes longer to clear
+	var few [fewCharges]charge
+	room := few[:0]
+	if len(h.keyed)+len(h.inFlight)+len(h.ceilings) > fewCharges {
+		room = make([]charge, 0, manyCharges)
+	}
+	charges, denial, err := h.decide(r, state, room, h.now())
 	if err != nil {
 		return err
 	}
@@ -255,17 +271,20 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 
 // resolve finds the client once a request: whoever comes later gets the same
 // answer, whatever its own configuration says.
-func (h *Handler) resolve(r *http.Request) (state *requestState, first bool) {
+func (h *Handler) resolve(r *http.Request, local net.Addr) (state *requestState, first bool) {
 	vars := varsOf(r)
 	if state := stateOf(vars); state != nil {
 		return state, false
 	}
-	res := h.client.resolve(r, vars)
+	state = &requestState{config: h.client, vars: vars, ipv4Bits: uint8(h.ipv4Bits), ipv6Bits: uint8(h.ipv6Bits)}
+	res := &state.resolution
+	h.client.resolveInto(res, r, vars, local)
 	resolvedTotal[res.source][res.reason].Add(1)
 	if res.reason != reasonNone {
-		h.warnResolution(r, &res)
+		h.warnResolution(r, res)
 	}
-	return remember(r, vars, res, h.client, h.ipv4Bits, h.ipv6Bits), true
+	state.remember(r, h.server)
+	return state, true
 }
 
 // serveUnknown passes on requests whose sender cannot be known, without charging

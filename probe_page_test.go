@@ -64,7 +64,8 @@ func (p probedRequest) answer(t *testing.T) *http.Response {
 		if err := config.provision(ctx); err != nil {
 			t.Fatal(err)
 		}
-		remember(r, vars, config.resolve(r, vars), &config, 32, 64)
+		state := &requestState{resolution: config.resolve(r, vars), config: &config, vars: vars, ipv4Bits: 32, ipv6Bits: 64}
+		state.remember(r, nil)
 	}
 	recorder := httptest.NewRecorder()
 	if err := (&Probe{Detail: p.detail}).ServeHTTP(recorder, r, nil); err != nil {

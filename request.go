@@ -33,7 +33,7 @@ type requestState struct {
 	vars       map[string]any
 	repl       *caddy.Replacer
 	judgements []*counters
-	space      [4]*counters
+	space      [fewCharges]*counters
 }
 
 // exceeded is what denied a request, if something did.
@@ -58,11 +58,15 @@ func varsOf(r *http.Request) map[string]any {
 	return vars
 }
 
+// localAddr is this server's end of the connection.
+func localAddr(r *http.Request) net.Addr {
+	addr, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return addr
+}
+
 // isVirtual says whether the request is Caddy's own, such as an httpInclude of
 // templates: it came over no connection.
-func isVirtual(r *http.Request) bool {
-	return r.Context().Value(http.LocalAddrContextKey) == nil
-}
+func isVirtual(local net.Addr) bool { return local == nil }
 
 // isEarly says whether the request came as TLS 1.3 early data, of which neither
 // the sender's address nor its freshness is proven (RFC 8446, section 8).
@@ -74,38 +78,34 @@ func isErrorRoute(r *http.Request) bool {
 	return r.Context().Value(caddyhttp.ErrorCtxKey) != nil
 }
 
-// remember keeps the resolution for all that comes after, and makes Caddy's own
-// client_ip agree with it.
-func remember(r *http.Request, vars map[string]any, res resolution, config *Client, ipv4Bits, ipv6Bits int) *requestState {
-	state := &requestState{
-		resolution: res, config: config, peerAddr: r.RemoteAddr, remoteAddr: r.RemoteAddr, clientText: unresolvedName,
-		ipv4Bits: uint8(ipv4Bits), ipv6Bits: uint8(ipv6Bits), vars: vars,
-	}
+// remember keeps the state, whose client was resolved, for all that comes after,
+// and makes Caddy's own client_ip agree with it.
+func (s *requestState) remember(r *http.Request, server *caddyhttp.Server) {
+	s.peerAddr, s.remoteAddr, s.clientText = r.RemoteAddr, r.RemoteAddr, unresolvedName
 	switch {
-	case !res.resolved():
-	case res.source == sourceConnection:
-		state.clientText = clientTextOf(res.client, vars)
-		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != state.clientText {
+	case !s.resolved():
+	case s.source == sourceConnection:
+		s.clientText = clientTextOf(s.client, s.vars)
+		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != s.clientText {
 			peer, _ := netip.ParseAddrPort(r.RemoteAddr)
-			state.remoteAddr = netip.AddrPortFrom(res.client, peer.Port()).String() // its canonical form
+			s.remoteAddr = netip.AddrPortFrom(s.client, peer.Port()).String() // its canonical form
 		}
 	default:
 		// One text for both, in the state itself, which is allocated anyway. It is
 		// written once, here, and never changed: that is what makes it a string.
-		text := netip.AddrPortFrom(res.client, 0).AppendTo(state.text[:0])
-		state.remoteAddr = unsafe.String(unsafe.SliceData(text), len(text))
-		state.clientText = hostPart(state.remoteAddr)
+		text := netip.AddrPortFrom(s.client, 0).AppendTo(s.text[:0])
+		s.remoteAddr = unsafe.String(unsafe.SliceData(text), len(text))
+		s.clientText = hostPart(s.remoteAddr)
 	}
-	vars[stateVar] = state
-	state.logTo(r)
-	if vars[caddyhttp.ClientIPVarKey] != state.clientText {
-		vars[caddyhttp.ClientIPVarKey] = state.clientText
+	s.vars[stateVar] = s
+	s.logTo(r, server)
+	if s.vars[caddyhttp.ClientIPVarKey] != s.clientText {
+		s.vars[caddyhttp.ClientIPVarKey] = s.clientText
 	}
-	state.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if state.repl != nil {
-		state.repl.Map(state.placeholder)
+	s.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if s.repl != nil {
+		s.repl.Map(s.placeholder)
 	}
-	return state
 }
 
 // clientTextOf is the text of an address: the one that Caddy has found already,
@@ -121,8 +121,7 @@ func clientTextOf(addr netip.Addr, vars map[string]any) string {
 
 // logTo adds the request's resolution, and what denied it, to its access log
 // entry, if there will be one.
-func (s *requestState) logTo(r *http.Request) {
-	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+func (s *requestState) logTo(r *http.Request, server *caddyhttp.Server) {
 	if server == nil || server.Logs == nil {
 		return
 	}
@@ -197,6 +196,9 @@ func (s *requestState) judged(c *counters) bool { return slices.Contains(s.judge
 func (s *requestState) judge(c *counters) {
 	if s.judgements == nil {
 		s.judgements = s.space[:0]
+	}
+	if len(s.judgements) == fewCharges {
+		s.judgements = slices.Grow(s.judgements, manyCharges-fewCharges)
 	}
 	s.judgements = append(s.judgements, c)
 }

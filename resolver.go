@@ -104,7 +104,13 @@ type resolution struct {
 
 func (res *resolution) resolved() bool { return res.client.IsValid() }
 
-// resolve finds the client of r. It reads headers and the connection and changes
+// resolve finds the client of r.
+func (c *Client) resolve(r *http.Request, vars map[string]any) (res resolution) {
+	c.resolveInto(&res, r, vars, localAddr(r))
+	return res
+}
+
+// resolveInto finds the client of r, which came in at local. It reads headers and the connection and changes
 // nothing. The cases, in order:
 //
 //   - A valid proof: the one address in the proof's client header.
@@ -117,9 +123,9 @@ func (res *resolution) resolved() bool { return res.client.IsValid() }
 //
 // An entry that must be read and is no address leaves the client unresolved, as
 // does a header that a trusted peer left out.
-func (c *Client) resolve(r *http.Request, vars map[string]any) resolution {
-	peer, isUnix := peerOf(r)
-	res := resolution{peer: peer, lines: r.Header[c.Header]}
+func (c *Client) resolveInto(res *resolution, r *http.Request, vars map[string]any, local net.Addr) {
+	peer, isUnix := peerOf(r.RemoteAddr, local)
+	res.peer, res.lines = peer, r.Header[c.Header]
 	byServer := false
 	switch {
 	case c.Connection:
@@ -133,21 +139,20 @@ func (c *Client) resolve(r *http.Request, vars map[string]any) resolution {
 
 	switch {
 	case c.Proof != nil && c.Proof.presented(r.Header):
-		c.Proof.client(r.Header, &res)
+		c.Proof.client(r.Header, res)
 	case !res.peerTrusted:
-		c.connection(&res)
+		c.connection(res)
 	case len(res.lines) == 0:
 		res.unresolve(reasonMissingHeader)
 	case byServer:
-		c.server(r, vars, &res)
+		c.server(r, vars, res)
 	case c.SingleValue:
-		c.singleValue(&res)
+		c.singleValue(res)
 	case c.Hops > 0:
-		c.hops(r, &res)
+		c.hops(r, res)
 	default:
-		c.walk(r, &res)
+		c.walk(r, res)
 	}
-	return res
 }
 
 // setLines writes the chain into a header, for a request that is only explained.
@@ -166,13 +171,14 @@ func (res *resolution) unresolve(why reason) {
 }
 
 // peerOf reads the address of the connection. A peer on a Unix socket has none.
-func peerOf(r *http.Request) (peer netip.Addr, isUnix bool) {
-	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	if ok && strings.HasPrefix(local.Network(), "unix") {
+func peerOf(remoteAddr string, local net.Addr) (peer netip.Addr, isUnix bool) {
+	if local != nil && strings.HasPrefix(local.Network(), "unix") {
 		return netip.Addr{}, true
 	}
-	if addrPort, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
-		peer, _ = chain.Canonical(addrPort.Addr())
+	// that there is a port, else it would be none of net/http's
+	colon := strings.LastIndexByte(remoteAddr, ':')
+	if colon > 0 && (remoteAddr[colon-1] == ']' || strings.IndexByte(remoteAddr, ':') == colon) {
+		peer, _ = chain.ParseAddr(remoteAddr)
 	}
 	return peer, false
 }

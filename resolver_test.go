@@ -339,7 +339,7 @@ func TestPeer(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.RemoteAddr = test.remoteAddr
 		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, test.local))
-		peer, isUnix := peerOf(r)
+		peer, isUnix := peerOf(r.RemoteAddr, test.local)
 		if isUnix != test.isUnix {
 			t.Errorf("%s (%s): on a Unix socket is %t, want %t", test.why, test.remoteAddr, isUnix, test.isUnix)
 		}

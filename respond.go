@@ -37,7 +37,7 @@ func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestSta
 	if unread {
 		leaveBodyUnread(w)
 	}
-	if hasErrorRoutes(r) {
+	if h.hasErrorRoutes(r) {
 		// caddyhttp.Error would add a random id and a look-up of the stack.
 		return caddyhttp.HandlerError{StatusCode: d.status, Err: d.err}
 	}
@@ -101,7 +101,7 @@ func problemBody(p problem) []byte {
 
 var denialOfUnresolved = denial{
 	name: unresolvedName, status: http.StatusForbidden,
-	refusal: refusal{err: errUnresolved, text: statusBody(http.StatusForbidden)},
+	refusal: &refusal{err: errUnresolved, text: statusBody(http.StatusForbidden)},
 }
 
 // leaveBodyUnread ends the connection with the response, for a body that stays
@@ -134,7 +134,7 @@ func retryAfter(wait time.Duration) int64 {
 
 // hasErrorRoutes says whether an error would be handled by routes. Within these
 // it would not: Caddy logs an error there as its own.
-func hasErrorRoutes(r *http.Request) bool {
-	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+func (h *Handler) hasErrorRoutes(r *http.Request) bool {
+	server := h.server
 	return server != nil && server.Errors != nil && len(server.Errors.Routes) > 0 && !isErrorRoute(r)
 }

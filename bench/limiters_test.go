@@ -2,11 +2,11 @@ package bench
 
 import (
 	"context"
-	"encoding/binary"
 	"net/netip"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/dchest/siphash"
 	"github.com/go-chi/httprate"
@@ -60,9 +60,9 @@ var limiterMakers = []struct {
 	{name: "httprate", byString: httprateCounter},
 }
 
-// edgeLimit does what the product's key.go and bucket.go do with a key: a field
-// of 16 bytes behind a tag, hashed with a secret, and one look into the table.
-// BenchmarkDecision in the root package measures the product's own code.
+// edgeLimit does what the product's key.go and bucket.go do with a key: an
+// address behind a tag, or a text, is hashed with a secret, and looked up in the
+// table. BenchmarkDecision in the root package measures the product's own code.
 type edgeLimit struct {
 	buckets              *table.Table
 	increment, tolerance int64
@@ -80,11 +80,7 @@ func newEdgeLimit(b budget, keys int) *edgeLimit {
 	}
 }
 
-func (l *edgeLimit) decide(tag byte, field [16]byte) (wait time.Duration, ok bool) {
-	var material [17]byte
-	material[0] = tag
-	copy(material[1:], field[:])
-	key := siphash.Hash(k0, k1, material[:])
+func (l *edgeLimit) decide(key uint64) (wait time.Duration, ok bool) {
 	now := int64(time.Since(l.start))
 	tat, ok := l.buckets.Add(key, now, l.increment, l.tolerance)
 	if ok {
@@ -95,17 +91,24 @@ func (l *edgeLimit) decide(tag byte, field [16]byte) (wait time.Duration, ok boo
 
 func edgeLimitByAddress(_ testing.TB, b budget, keys int) decide[netip.Addr] {
 	l := newEdgeLimit(b, keys)
-	return func(key netip.Addr) (time.Duration, bool) { return l.decide(1, key.As16()) }
+	return func(key netip.Addr) (time.Duration, bool) {
+		var space [17]byte
+		material := space[:0]
+		if key.Is4() {
+			field := key.As4()
+			material = append(append(material, 1), field[:]...)
+		} else {
+			field := key.As16()
+			material = append(append(material, 2), field[:]...)
+		}
+		return l.decide(siphash.Hash(k0, k1, material))
+	}
 }
 
 func edgeLimitByString(_ testing.TB, b budget, keys int) decide[string] {
 	l := newEdgeLimit(b, keys)
 	return func(key string) (time.Duration, bool) {
-		var field [16]byte
-		low, high := siphash.Hash128(k2, k3, []byte(key))
-		binary.LittleEndian.PutUint64(field[:8], low)
-		binary.LittleEndian.PutUint64(field[8:], high)
-		return l.decide(4, field)
+		return l.decide(siphash.Hash(k2, k3, unsafe.Slice(unsafe.StringData(key), len(key))))
 	}
 }
 

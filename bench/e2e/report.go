@@ -38,6 +38,7 @@ func (r *report) print() {
 func (r *report) servers(measured []row, results map[string][]measurement) {
 	fmt.Println("\n## Servers")
 	fmt.Println("\n| server | compared with | throughput (min / median / max) | by CPU a request | requests a second | CPU a request | its core | collections in 100k |\n|---|---|---|---|---|---|---|---|")
+	throughput := make(map[string]spread)
 	for _, row := range measured {
 		own, other := results[row.server.name], results[row.against.name]
 		if len(own) == 0 || len(other) == 0 {
@@ -49,14 +50,18 @@ func (r *report) servers(measured []row, results map[string][]measurement) {
 			byCPU[i] = float64(other[i].cpu) / float64(own[i].cpu)
 		}
 		ratio := spreadOf(ratios)
+		throughput[row.server.name] = ratio
 		fmt.Printf("| %s | %s | %s | %s | %.0f | %.2f us | %.0f %% | %.1f |\n", row.server.name, row.against.name, ratio, spreadOf(byCPU),
 			spreadOf(perMeasurement(own, func(m measurement) float64 { return m.perSecond })).median,
 			spreadOf(perMeasurement(own, func(m measurement) float64 { return float64(m.cpu) / 1000 })).median,
 			spreadOf(perMeasurement(own, func(m measurement) float64 { return 100 * m.busy })).median,
 			spreadOf(perMeasurement(own, func(m measurement) float64 { return m.collections })).median)
 		if row.atLeast > 0 {
-			r.judge(row.server.name+", end to end", fmt.Sprintf("%.2f of %s", row.atLeast, row.against.name),
-				fmt.Sprintf("%s, by CPU %.2f", ratio, spreadOf(byCPU).median), ratio.median >= row.atLeast)
+			text := fmt.Sprintf("%s, by CPU %.2f", ratio, spreadOf(byCPU).median)
+			if floor, ok := throughput[row.floor]; ok {
+				text += fmt.Sprintf("; %s: %.2f", row.floor, floor.median)
+			}
+			r.judge(row.server.name+", end to end", fmt.Sprintf("%.2f of %s", row.atLeast, row.against.name), text, ratio.median >= row.atLeast)
 		}
 	}
 }

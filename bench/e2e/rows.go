@@ -42,19 +42,20 @@ type row struct {
 	server  serverKind
 	against serverKind
 	atLeast float64 // of the other's throughput; 0: nothing is asked for
+	floor   string  // the name of what costs that much without any limiter
 }
 
 var rows = []row{
-	{bare, bare, 0},
-	{nothing, bare, 0},
-	{allowed, bare, 0.96},
-	{bare429, bare429, 0},
-	{bareAnswer, bare429, 0},
-	{denied, bare429, 0.95},
-	{errorRouted, bare429, 0},
-	{deniedRouted, bare429, 0.80},
-	{nginxBare, nginxBare, 0},
-	{nginxAllowed, nginxBare, 0},
-	{nginxDenied, nginxBare, 0},
-	{nginxDeniedLogged, nginxBare, 0},
+	{server: bare, against: bare},
+	{server: nothing, against: bare},
+	{server: allowed, against: bare, atLeast: 0.96, floor: nothing.name},
+	{server: bare429, against: bare429},
+	{server: bareAnswer, against: bare429},
+	{server: denied, against: bare429, atLeast: 0.95, floor: bareAnswer.name},
+	{server: errorRouted, against: bare429},
+	{server: deniedRouted, against: bare429, atLeast: 0.80, floor: errorRouted.name},
+	{server: nginxBare, against: nginxBare},
+	{server: nginxAllowed, against: nginxBare},
+	{server: nginxDenied, against: nginxBare},
+	{server: nginxDeniedLogged, against: nginxBare},
 }

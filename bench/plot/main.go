@@ -96,7 +96,7 @@ var drawings = []drawing{
 	},
 	{
 		file: "keys.svg", title: "One decision, by the number of keys", x: "keys", y: "ns a decision", logX: true, logY: true,
-		ticks: []float64{1, 10_000, 1_000_000},
+		ticks: []float64{1, 10_000, 1_000_000, 16_000_000},
 		lines: []line{
 			{"edge_limit, by address", decisions("edge_limit")},
 			{"edge_limit, by text", decisions("edge_limit-string")},

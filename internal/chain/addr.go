@@ -12,17 +12,13 @@ const (
 
 var (
 	portChars  = newCharSet(digits)
-	ipv4Chars  = newCharSet(digits + ".")
 	ipv6Chars  = newCharSet(digits + "abcdefABCDEF:.")
 	zoneChars  = newCharSet(digits + letters + "-._~")            // RFC 6874
 	obfChars   = newCharSet(digits + letters + "-._")             // RFC 7239, section 6.3
 	tokenChars = newCharSet(digits + letters + "!#$%&'*+-.^_`|~") // RFC 9110, section 5.6.2
 )
 
-const (
-	maxIPv4Text = len("255.255.255.255")
-	maxIPv6Text = len("0000:0000:0000:0000:0000:ffff:255.255.255.255")
-)
+const maxIPv6Text = len("0000:0000:0000:0000:0000:ffff:255.255.255.255")
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
@@ -91,16 +87,39 @@ func parse(text string, isPort func(string) bool) (netip.Addr, bool) {
 	return parseIPv4(host)
 }
 
+// parseIPv4 is netip's grammar: four numbers up to 255, without leading zeros.
+// It is most of what there is to parse, so it is read in one pass.
+func parseIPv4(text string) (netip.Addr, bool) {
+	var octets [4]byte
+	n, octet, digits := 0, 0, 0
+	for i := range len(text) {
+		c := text[i]
+		switch {
+		case '0' <= c && c <= '9':
+			if digits > 0 && octet == 0 {
+				return netip.Addr{}, false
+			}
+			if octet = 10*octet + int(c-'0'); octet > 255 {
+				return netip.Addr{}, false
+			}
+			digits++
+		case c == '.' && digits > 0 && n < 3:
+			octets[n] = byte(octet)
+			n, octet, digits = n+1, 0, 0
+		default:
+			return netip.Addr{}, false
+		}
+	}
+	if n < 3 || digits == 0 {
+		return netip.Addr{}, false
+	}
+	octets[3] = byte(octet)
+	return Canonical(netip.AddrFrom4(octets))
+}
+
 // netip makes an error of what it cannot parse and interns zones, and both
 // allocate: so it is asked only about text that is likely to be an address, and
 // never about a zone.
-
-func parseIPv4(text string) (netip.Addr, bool) {
-	if len(text) > maxIPv4Text || strings.Count(text, ".") != 3 || !only(text, ipv4Chars) {
-		return netip.Addr{}, false
-	}
-	return parsePlain(text)
-}
 
 func parseIPv6(text string) (netip.Addr, bool) {
 	text, zone, zoned := strings.Cut(text, "%")
@@ -110,10 +129,6 @@ func parseIPv6(text string) (netip.Addr, bool) {
 	if len(text) > maxIPv6Text || strings.Count(text, ":") < 2 || !only(text, ipv6Chars) {
 		return netip.Addr{}, false
 	}
-	return parsePlain(text)
-}
-
-func parsePlain(text string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(text)
 	if err != nil {
 		return netip.Addr{}, false

@@ -24,9 +24,9 @@
 // Nothing is split, copied or collected: a Reader is a small value holding the
 // part of the chain not yet read, each entry is a substring of its line, and
 // neither reading nor parsing allocates, however long the header is. (One
-// exception: text made of nothing but the characters of an address that is none
-// all the same, such as 999.1.1.1, costs the one error that netip returns.) Time
-// grows with the bytes read, not with their arrangement.
+// exception: text made of nothing but the characters of an IPv6 address that is
+// none all the same, such as 1::2::3, costs the one error that netip returns.)
+// Time grows with the bytes read, not with their arrangement.
 package chain
 
 import "strings"

@@ -50,9 +50,12 @@ func (p *pair) do(op int, key uint64, a, b int64) string {
 		}
 		return did
 	case 4:
-		p.table.Set(key, p.now, p.now+a-b)
+		did := fmt.Sprintf("Set(%#x, %d, %d)", key, p.now, p.now+a-b)
+		if before, want := p.table.Set(key, p.now, p.now+a-b), p.model[key]; debt(before, p.now) != debt(want, p.now) {
+			p.Fatalf("%s = %d; the model says %d", did, before, want)
+		}
 		p.model[key] = p.now + a - b
-		return fmt.Sprintf("Set(%#x, %d, %d)", key, p.now, p.now+a-b)
+		return did
 	case 5:
 		p.table.Refund(key, p.now, a)
 		p.model.refund(key, p.now, a)

@@ -125,19 +125,21 @@ func (t *Table) Add(key uint64, now, increment, tolerance int64) (tat int64, ok 
 	return tat, true
 }
 
-// Set gives the key this TAT, whatever it had: to restore a debt, or for a ban.
-// A key that is unknown and would owe nothing is not inserted. A newcomer
-// displaces what it must, as with [Table.Add], even a larger debt than its own:
-// restore more debts than there is room for in ascending order.
-func (t *Table) Set(key uint64, now, tat int64) {
+// Set gives the key this TAT, whatever it had, and returns that as [Table.Peek]
+// does: to restore a debt, or for a ban. A key that is unknown and would owe
+// nothing is not inserted. A newcomer displaces what it must, as with [Table.Add],
+// even a larger debt than its own: restore more debts than there is room for in
+// ascending order.
+func (t *Table) Set(key uint64, now, tat int64) (before int64) {
 	key = storable(key)
 	s := t.lock(key)
 	if e := s.find(key); e != nil {
-		e.tat = tat
+		before, e.tat = e.tat, tat
 	} else if tat > now {
 		s.insert(entry{key, tat}, now)
 	}
 	s.mu.Unlock()
+	return before
 }
 
 // Refund takes amount, which must not be negative, off the key's debt, but no

@@ -111,8 +111,12 @@ func TestSet(t *testing.T) {
 	if n := table.Len(); n != 0 {
 		t.Errorf("%d keys: one that owes nothing need not be known", n)
 	}
-	table.Set(7, 10, 50)
-	table.Set(7, 10, 30)
+	if before := table.Set(7, 10, 50); before != 0 {
+		t.Errorf("got %d: the key was unknown", before)
+	}
+	if before := table.Set(7, 10, 30); before != 50 {
+		t.Errorf("got %d: Set returns what was there", before)
+	}
 	if got := table.Peek(7, 10); got != 30 {
 		t.Errorf("got %d: Set overwrites, down too", got)
 	}
