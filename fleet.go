@@ -154,7 +154,7 @@ func (f *fleet) run() {
 // a part of its keys can be reached.
 func (f *fleet) pauseAfter(now int64) time.Duration {
 	if now-f.recovered < int64(flapTime) {
-		f.pause = min(2*f.pause, maxPause)
+		f.pause = min(max(2*f.pause, probeInterval), maxPause)
 	} else {
 		f.pause = probeInterval
 	}
