@@ -6,8 +6,6 @@
 -- Returns now, 0, the number of values that were not ours, the number of
 -- instances, and 1 if the pepper is another one.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
 local instance, ttl, check, held = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local function whole(n) return string.format('%.0f', n) end
 

@@ -19,6 +19,10 @@ import (
 
 // The scripts run on the server, each as a whole.
 var (
+	//go:embed clock.lua
+	clockLua string
+	//go:embed plain.lua
+	plainLua string
 	//go:embed limits.lua
 	limitsLua string
 	//go:embed take.lua
@@ -32,11 +36,11 @@ var (
 	//go:embed beat.lua
 	beatLua string
 
-	takeScript     = rueidis.NewLuaScript(limitsLua + takeLua)
-	giveBackScript = rueidis.NewLuaScript(limitsLua + giveBackLua)
-	renewScript    = rueidis.NewLuaScript(renewLua)
-	leaseScript    = rueidis.NewLuaScript(leaseLua)
-	beatScript     = rueidis.NewLuaScript(beatLua)
+	takeScript     = rueidis.NewLuaScript(clockLua + plainLua + limitsLua + takeLua)
+	giveBackScript = rueidis.NewLuaScript(clockLua + limitsLua + giveBackLua)
+	renewScript    = rueidis.NewLuaScript(clockLua + renewLua)
+	leaseScript    = rueidis.NewLuaScript(clockLua + leaseLua)
+	beatScript     = rueidis.NewLuaScript(clockLua + beatLua)
 )
 
 // conn is a connected server or cluster.

@@ -135,7 +135,7 @@ func TestDocumentedRights(t *testing.T) {
 			t.Errorf("%v is allowed", other)
 		}
 	}
-	for _, path := range []string{"limits.lua", "take.lua", "give_back.lua", "renew.lua", "lease.lua", "beat.lua"} {
+	for _, path := range []string{"clock.lua", "plain.lua", "limits.lua", "take.lua", "give_back.lua", "renew.lua", "lease.lua", "beat.lua"} {
 		source, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

@@ -10,8 +10,6 @@
 -- left of the slot, permits granted in the window, and the wait until something
 -- can be granted.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
 local deadline, width, slots, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local want, spent, over, unused = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 if deadline > 0 and now > deadline then return {now, -1, 0} end

@@ -1,5 +1,4 @@
--- Shared by the scripts that know limits. All times are whole microseconds of
--- this server's clock.
+-- Shared by the scripts that know limits.
 --
 -- A limit's key holds, separated by spaces: the TAT, the tolerance that it is
 -- measured in, and the end of the ban or 0; then for each charge that may still
@@ -9,8 +8,6 @@
 -- Whatever stands there was perhaps not written by us: it is clamped to what
 -- could have been, and counted.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
 local garbage = 0
 
 local function whole(n) return string.format('%.0f', n) end
@@ -22,8 +19,9 @@ local function finite(text)
 end
 
 -- read returns the debt, measured in this tolerance, the end of the ban, and the
--- charges that may be given back. Without a longest ban any is believed. changed says that this is not what stands
--- there, and must be written: measured anew later, a debt would be another one.
+-- charges that may be given back. Without a longest ban any is believed. changed
+-- says that this is not what stands there, and must be written: measured anew
+-- later, a debt would be another one.
 local function read(key, tolerance, longest_ban)
 	local limit = {debt = 0, ban = 0, pending = {}, changed = false}
 	local value = redis.pcall('GET', key)
@@ -33,8 +31,12 @@ local function read(key, tolerance, longest_ban)
 		return limit
 	end
 	local fields = {}
-	for field in string.gmatch(value, '%S+') do fields[#fields + 1] = field end
-	local tat, measure, ban = finite(fields[1]), finite(fields[2]), finite(fields[3])
+	local tat, measure, ban = string.match(value, '^(%d+) (%d+) (%d+)$') -- as good as always
+	if not tat then
+		for field in string.gmatch(value, '%S+') do fields[#fields + 1] = field end
+		tat, measure, ban = fields[1], fields[2], fields[3]
+	end
+	tat, measure, ban = finite(tat), finite(measure), finite(ban)
 	if not tat or not measure or not ban or measure <= 0 then
 		garbage = garbage + 1
 		measure, ban = tolerance, 0
@@ -67,6 +69,11 @@ local function write(key, limit, tolerance)
 	local left = math.max(limit.debt, limit.ban - now)
 	if left <= 0 then
 		redis.call('DEL', key)
+		return
+	end
+	if #limit.pending == 0 then
+		local value = string.format('%.0f %.0f %.0f', now + limit.debt, tolerance, math.max(0, limit.ban))
+		redis.call('SET', key, value, 'PX', whole(math.ceil(left / 1000)))
 		return
 	end
 	local fields = {whole(now + limit.debt), whole(tolerance), whole(math.max(0, limit.ban))}

@@ -13,7 +13,7 @@ import (
 )
 
 // startRedis runs a Redis until the test ends, and returns its address.
-func startRedis(t *testing.T, args ...string) string {
+func startRedis(t testing.TB, args ...string) string {
 	t.Helper()
 	server, err := exec.LookPath("redis-server")
 	if err != nil {

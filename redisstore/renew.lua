@@ -2,8 +2,6 @@
 --
 -- KEYS: one a request. ARGV: for each its id and the ttl in microseconds.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
 for i, key in ipairs(KEYS) do
 	local id, ttl = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
 	local added = redis.pcall('ZADD', key, string.format('%.0f', now + ttl), id)

@@ -9,6 +9,7 @@
 local deadline = tonumber(ARGV[1])
 if deadline > 0 and now > deadline then return {now, -1, 0} end
 
+local flag_names = {o = 'observe', e = 'extend', r = 'returns', p = 'peek', l = 'look', t = 'late'}
 local charges = {}
 local denied = 0
 for i, key in ipairs(KEYS) do
@@ -16,11 +17,9 @@ for i, key in ipairs(KEYS) do
 	local flags = ARGV[at + 1]
 	local charge = {
 		kind = ARGV[at], id = ARGV[at + 2], increment = tonumber(ARGV[at + 3]), tolerance = tonumber(ARGV[at + 4]),
-		ban = tonumber(ARGV[at + 5]), max = tonumber(ARGV[at + 6]), ttl = tonumber(ARGV[at + 7]),
-		observe = string.find(flags, 'o', 1, true), extend = string.find(flags, 'e', 1, true),
-		returns = string.find(flags, 'r', 1, true), peek = string.find(flags, 'p', 1, true),
-		look = string.find(flags, 'l', 1, true), late = string.find(flags, 't', 1, true), denies = false, wait = 0,
+		ban = tonumber(ARGV[at + 5]), max = tonumber(ARGV[at + 6]), ttl = tonumber(ARGV[at + 7]), denies = false, wait = 0,
 	}
+	for flag in string.gmatch(flags, '.') do charge[flag_names[flag]] = true end
 	charges[i] = charge
 	if charge.kind == 'l' then
 		local limit = read(key, charge.tolerance, charge.ban)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/edgelimit/caddy-edgelimit/bench/internal/process"
 )
 
 // load is what is sent to a server: over some connections, each with one request
@@ -60,7 +62,7 @@ type connection struct {
 func (g *generator) run(l load) (*loadResult, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	restore, err := pinThread(g.cpu)
+	restore, err := process.PinThread(g.cpu)
 	if err != nil {
 		return nil, err
 	}
@@ -239,17 +241,4 @@ func freshClients(head string) func() []byte {
 		buffer = append(strconv.AppendUint(buffer, uint64(mixed&0xff), 10), endOfHead...)
 		return buffer
 	}
-}
-
-// pinThread makes the calling thread, and those that it starts, run on one core.
-func pinThread(cpu int) (restore func(), err error) {
-	var before, only unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		return nil, fmt.Errorf("asking for the thread's cores: %w", err)
-	}
-	only.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &only); err != nil {
-		return nil, fmt.Errorf("pinning to core %d: %w", cpu, err)
-	}
-	return func() { _ = unix.SchedSetaffinity(0, &before) }, nil
 }

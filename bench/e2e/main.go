@@ -16,10 +16,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/edgelimit/caddy-edgelimit/bench/internal/process"
 )
 
 type options struct {
@@ -61,7 +61,7 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
-	describeMachine()
+	process.DescribeMachine()
 
 	var report report
 	if o.inProcess {
@@ -101,16 +101,6 @@ func build(directory string) (programs map[string]string, err error) {
 		delete(programs, "nginx")
 	}
 	return programs, nil
-}
-
-func describeMachine() {
-	info, _ := os.ReadFile("/proc/cpuinfo")
-	model := regexp.MustCompile(`model name\s*: (.*)`).FindSubmatch(info)
-	loads, _ := os.ReadFile("/proc/loadavg")
-	if model != nil {
-		fmt.Printf("%s, %d cores, ", model[1], runtime.NumCPU())
-	}
-	fmt.Printf("%s, load average %s\n", runtime.Version(), strings.Join(strings.Fields(string(loads))[:3], " "))
 }
 
 // measurement is one server in one round.

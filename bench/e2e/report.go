@@ -2,9 +2,10 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
+
+	"github.com/edgelimit/caddy-edgelimit/bench/internal/stats"
 )
 
 // report collects what was measured, and whether what is to be reached is.
@@ -38,7 +39,7 @@ func (r *report) print() {
 func (r *report) servers(measured []row, results map[string][]measurement) {
 	fmt.Println("\n## Servers")
 	fmt.Println("\n| server | compared with | throughput (min / median / max) | by CPU a request | requests a second | CPU a request | its core | collections in 100k |\n|---|---|---|---|---|---|---|---|")
-	throughput := make(map[string]spread)
+	throughput := make(map[string]stats.Spread)
 	for _, row := range measured {
 		own, other := results[row.server.name], results[row.against.name]
 		if len(own) == 0 || len(other) == 0 {
@@ -49,19 +50,19 @@ func (r *report) servers(measured []row, results map[string][]measurement) {
 			ratios[i] = own[i].perSecond / other[i].perSecond
 			byCPU[i] = float64(other[i].cpu) / float64(own[i].cpu)
 		}
-		ratio := spreadOf(ratios)
+		ratio := stats.SpreadOf(ratios)
 		throughput[row.server.name] = ratio
-		fmt.Printf("| %s | %s | %s | %s | %.0f | %.2f us | %.0f %% | %.1f |\n", row.server.name, row.against.name, ratio, spreadOf(byCPU),
-			spreadOf(perMeasurement(own, func(m measurement) float64 { return m.perSecond })).median,
-			spreadOf(perMeasurement(own, func(m measurement) float64 { return float64(m.cpu) / 1000 })).median,
-			spreadOf(perMeasurement(own, func(m measurement) float64 { return 100 * m.busy })).median,
-			spreadOf(perMeasurement(own, func(m measurement) float64 { return m.collections })).median)
+		fmt.Printf("| %s | %s | %s | %s | %.0f | %.2f us | %.0f %% | %.1f |\n", row.server.name, row.against.name, ratio, stats.SpreadOf(byCPU),
+			stats.SpreadOf(perMeasurement(own, func(m measurement) float64 { return m.perSecond })).Median,
+			stats.SpreadOf(perMeasurement(own, func(m measurement) float64 { return float64(m.cpu) / 1000 })).Median,
+			stats.SpreadOf(perMeasurement(own, func(m measurement) float64 { return 100 * m.busy })).Median,
+			stats.SpreadOf(perMeasurement(own, func(m measurement) float64 { return m.collections })).Median)
 		if row.atLeast > 0 {
-			text := fmt.Sprintf("%s, by CPU %.2f", ratio, spreadOf(byCPU).median)
+			text := fmt.Sprintf("%s, by CPU %.2f", ratio, stats.SpreadOf(byCPU).Median)
 			if floor, ok := throughput[row.floor]; ok {
-				text += fmt.Sprintf("; %s: %.2f", row.floor, floor.median)
+				text += fmt.Sprintf("; %s: %.2f", row.floor, floor.Median)
 			}
-			r.judge(row.server.name+", end to end", fmt.Sprintf("%.2f of %s", row.atLeast, row.against.name), text, ratio.median >= row.atLeast)
+			r.judge(row.server.name+", end to end", fmt.Sprintf("%.2f of %s", row.atLeast, row.against.name), text, ratio.Median >= row.atLeast)
 		}
 	}
 }
@@ -71,17 +72,6 @@ func perMeasurement(ms []measurement, f func(measurement) float64) (values []flo
 		values = append(values, f(m))
 	}
 	return values
-}
-
-type spread struct{ min, median, max float64 }
-
-func spreadOf(values []float64) spread {
-	sorted := slices.Sorted(slices.Values(values))
-	return spread{sorted[0], sorted[len(sorted)/2], sorted[len(sorted)-1]}
-}
-
-func (s spread) String() string {
-	return fmt.Sprintf("%.2f / **%.2f** / %.2f", s.min, s.median, s.max)
 }
 
 // floods writes the table of the flood, and judges it.
@@ -99,13 +89,13 @@ func (r *report) floods(kinds []string, results map[string][]floodWindow, window
 			milliseconds(b.worst), milliseconds(o.worst), b.collections, o.collections)
 	}
 	last := len(ours) - 1
-	ratio := spreadOf(ratios)
-	r.judge("flood: a fresh key in each request, throughput", "0.93 of bare", ratio.String(), ratio.median >= 0.93)
+	ratio := stats.SpreadOf(ratios)
+	r.judge("flood: a fresh key in each request, throughput", "0.93 of bare", ratio.String(), ratio.Median >= 0.93)
 
-	noise := spreadOf(perWindow(bares, func(w floodWindow) float64 { return w.perSecond / bares[0].perSecond }))
+	noise := stats.SpreadOf(perWindow(bares, func(w floodWindow) float64 { return w.perSecond / bares[0].perSecond }))
 	kept := ours[last].perSecond / ours[0].perSecond
-	r.judge("flood: flat from the first part to the last", fmt.Sprintf("within what bare varies, at least %.2f of the first", noise.min/noise.max),
-		fmt.Sprintf("%.2f of the first", kept), kept >= noise.min/noise.max)
+	r.judge("flood: flat from the first part to the last", fmt.Sprintf("within what bare varies, at least %.2f of the first", noise.Min/noise.Max),
+		fmt.Sprintf("%.2f of the first", kept), kept >= noise.Min/noise.Max)
 
 	full := (len(ours) - 1) / 2
 	grown := float64(ours[last].rss) / float64(ours[full].rss)
@@ -113,7 +103,7 @@ func (r *report) floods(kinds []string, results map[string][]floodWindow, window
 		fmt.Sprintf("%.2f (%d MB, bare %d MB)", grown, ours[last].rss>>20, bares[last].rss>>20), grown <= 1.05)
 
 	worst := func(ws []floodWindow) float64 {
-		return spreadOf(perWindow(ws, func(w floodWindow) float64 { return milliseconds(w.worst) })).max
+		return stats.SpreadOf(perWindow(ws, func(w floodWindow) float64 { return milliseconds(w.worst) })).Max
 	}
 	r.judge("flood: worst latency", "at most twice that of bare", fmt.Sprintf("%.1f ms, bare %.1f ms", worst(ours), worst(bares)), worst(ours) <= 2*worst(bares))
 }

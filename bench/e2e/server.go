@@ -1,20 +1,16 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
-	"strconv"
-	"strings"
-	"syscall"
 	"time"
+
+	"github.com/edgelimit/caddy-edgelimit/bench/internal/process"
 )
 
 // serverKind is a program under test and how it is set up.
@@ -37,7 +33,7 @@ type server struct {
 // startServer starts a server on one core, and waits until it answers. gogc is
 // Go's setting for when to collect garbage.
 func startServer(kind serverKind, programs map[string]string, directory string, cpu, gogc int) (*server, error) {
-	address, err := freeAddress()
+	address, err := process.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -61,11 +57,10 @@ func startServer(kind serverKind, programs map[string]string, directory string, 
 	}
 	defer output.Close()
 	s.command.Stdout, s.command.Stderr = output, output
-	s.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := s.startPinned(cpu); err != nil {
+	if _, err := process.Start(s.command, cpu); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", kind.name, err)
 	}
-	if err := s.awaitListening(); err != nil {
+	if err := process.AwaitListening(s.address); err != nil {
 		s.stop()
 		text, _ := os.ReadFile(s.log)
 		return nil, fmt.Errorf("starting %s: %w\n%s", kind.name, err, text)
@@ -106,56 +101,7 @@ http {
 	return nil
 }
 
-// startPinned starts the process from a thread that runs on one core: the
-// process inherits that.
-func (s *server) startPinned(cpu int) error {
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine's other children
-		restore, err := pinThread(cpu)
-		if err != nil {
-			started <- err
-			return
-		}
-		err = s.command.Start()
-		restore()
-		started <- err
-		_ = s.command.Wait() // Pdeathsig is about the thread that started it
-	}()
-	return <-started
-}
-
-func (s *server) awaitListening() error {
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		conn, err := net.Dial("tcp", s.address.String())
-		if err == nil {
-			return conn.Close()
-		}
-		if time.Now().After(deadline) {
-			return err
-		}
-	}
-}
-
-func (s *server) stop() {
-	_ = s.command.Process.Signal(syscall.SIGTERM)
-	for range 100 {
-		if s.command.Process.Signal(syscall.Signal(0)) != nil {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	_ = s.command.Process.Kill()
-}
-
-func freeAddress() (netip.AddrPort, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("looking for a free port: %w", err)
-	}
-	defer listener.Close()
-	return netip.MustParseAddrPort(listener.Addr().String()), nil
-}
+func (s *server) stop() { process.Stop(s.command) }
 
 // usage is what a process has used up to now.
 type usage struct {
@@ -164,27 +110,16 @@ type usage struct {
 	collections int           // of garbage
 }
 
-const ticksPerSecond = 100 // USER_HZ, the same on all Linux platforms that Go knows
-
 var collection = regexp.MustCompile(`(?m)^gc \d+ @`)
 
 func (s *server) usage() (u usage, err error) {
-	pid := strconv.Itoa(s.command.Process.Pid)
-	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	used, err := process.UsageOf(s.command)
 	if err != nil {
-		return u, fmt.Errorf("%s: reading its CPU time: %w", s.name, err)
+		return u, fmt.Errorf("%s: %w", s.name, err)
 	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+2:]))
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	u.cpu = time.Duration(user+system) * time.Second / ticksPerSecond
-	pages, _ := strconv.ParseInt(fields[21], 10, 64)
-	u.rss = pages * int64(os.Getpagesize())
-
 	text, err := os.ReadFile(s.log)
 	if err != nil {
 		return u, fmt.Errorf("%s: reading its log: %w", s.name, err)
 	}
-	u.collections = len(collection.FindAllIndex(text, -1))
-	return u, nil
+	return usage{used.CPU, used.RSS, len(collection.FindAllIndex(text, -1))}, nil
 }
