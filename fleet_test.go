@@ -560,7 +560,7 @@ func TestLease(t *testing.T) {
 	conn.mu.Lock()
 	expect(t, conn.granted, 10, "permits that were granted")
 	conn.mu.Unlock()
-	wait, ok := c.peek(0, 0, now)
+	wait, ok := c.peek(0, 0, clock())
 	expect(t, ok, false, "a permit is left")
 	if wait < 30*time.Second || wait > time.Minute {
 		t.Errorf("the wait that clients are told is %s, want what the store said", wait)
@@ -587,6 +587,17 @@ func TestUnusedPermitsAreHandedBack(t *testing.T) {
 	_, _, ok := c.take(0, 0, clock())
 	expect(t, ok, true, "the first request passes")
 	wait(t, func() bool { conn.mu.Lock(); defer conn.mu.Unlock(); return conn.granted == 1 }, "four permits come back when the slot is over")
+}
+
+// A request that has waited for its other budgets does not wait for as long again.
+func TestLeaseTimeIsTheRequests(t *testing.T) {
+	i, conn, fleet := newFleetInstance(t, "timeout 5s", "ceiling c 100/m")
+	c := i.handlers[0].ceilings[0]
+	_, _, ok := c.take(0, 0, clock()-int64(fleet.timeout))
+	expect(t, ok, true, "a request that has no time left passes by this instance's share")
+	conn.mu.Lock()
+	defer conn.mu.Unlock()
+	expect(t, conn.granted, 0, "permits that the store was asked for")
 }
 
 // Requests that come while a lease is asked for wait for that one call.

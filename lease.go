@@ -114,6 +114,7 @@ func (l *lease) take(c *Ceiling, now int64) (mark int64, wait time.Duration, err
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wanted++
+	now = clock() // it may have waited for its other budgets
 	for {
 		switch {
 		case l.permits > 0 && now < l.until:
