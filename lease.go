@@ -42,6 +42,7 @@ const (
 	minLeaseSlots   = 10                     // of a short window
 	minLeasedWindow = 100 * time.Millisecond // whose slots are hardly longer than a call
 	leaseAhead      = 50 * time.Millisecond  // a lease is for what comes in this time
+	maxLeaseHeld    = time.Second            // what is not used by then others may want
 )
 
 // leaseSlotsOf cuts a window into slots.
@@ -188,10 +189,11 @@ func (l *lease) ask(c *Ceiling, now, deadline int64) error {
 		l.deniedUntil = now + int64(min(got.Wait, slot, denyCacheTime))
 		return nil
 	}
-	l.permits, l.slot, l.until = got.Granted, got.Slot, now+int64(got.Left)
+	held := min(got.Left, maxLeaseHeld)
+	l.permits, l.slot, l.until = got.Granted, got.Slot, now+int64(held)
 	l.serial++
 	serial := l.serial
-	time.AfterFunc(got.Left, func() { l.hand(c, serial) })
+	time.AfterFunc(held, func() { l.hand(c, serial) })
 	return nil
 }
 
