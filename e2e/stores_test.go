@@ -143,6 +143,12 @@ handle /each {
 	}
 	reverse_proxy HOLDER
 }
+handle /small {
+	edge_limit {
+		ceiling small 8/h
+	}
+	respond ok
+}
 handle /parts {
 	edge_limit {
 		ceiling parts_bound 1000000/s
@@ -368,6 +374,23 @@ var storeScenarios = []struct {
 			return left("together_client", `{"client": "`+visitorIP(2)+`"}`) == 1 && left("together_name", `{"{http.request.uri.query.name}": "x"}`) == 1 &&
 				left("together_client", `{"client": "`+visitorIP(3)+`"}`) == 2
 		})
+	}},
+	{"a ceiling of few requests, of which no instance keeps what it does not need", func(t *testing.T, s *storeUnderTest) {
+		passed := 0
+		for range 4 { // in quick succession, as if many more were to come
+			get(t, s.visitor(t, 0), "http://"+s.addrs[0]+"/small").wantStatus(t, ok)
+			passed++
+		}
+		last := "http://" + s.addrs[len(s.addrs)-1] + "/small"
+		eventually(t, "another instance gets the rest", func() bool {
+			if get(t, s.visitor(t, 0), last).status == ok {
+				passed++
+			}
+			return passed == 8
+		})
+		for range 5 {
+			s.want(t, 0, "/small", http.StatusServiceUnavailable)
+		}
 	}},
 	{"requests at the same time, and their end", func(t *testing.T, s *storeUnderTest) {
 		s.hold(t, "/at_once", http.StatusServiceUnavailable, []int{0, 1}, []int{0, 2})
