@@ -33,6 +33,7 @@ type options struct {
 	timeout     time.Duration
 	port        int
 	compare     bool
+	alone       bool
 	keys        int
 	calls       int
 }
@@ -51,6 +52,7 @@ func main() {
 	flag.DurationVar(&o.timeout, "timeout", 50*time.Millisecond, "edge_limit's timeout of the store")
 	flag.IntVar(&o.port, "port", 0, "first of three ports on the loopback interface, for Redis, Caddy and its metrics; 0: any that are free")
 	flag.BoolVar(&o.compare, "compare", true, "compare the Caddys")
+	flag.BoolVar(&o.alone, "alone", true, "compare the calls alone, without Caddys")
 	flag.IntVar(&o.keys, "keys", 20_000, "keys whose size is measured; 0: none")
 	flag.IntVar(&o.calls, "calls", 200_000, "calls of a script whose time is measured; 0: none")
 	flag.Parse()
@@ -100,6 +102,11 @@ func run(o options) error {
 		}
 		b := &bench{options: o, programs: programs, directory: directory, ports: ports, redis: redis}
 		if err := b.compare(); err != nil {
+			return err
+		}
+	}
+	if o.alone {
+		if err := measureDecisions(redis, o); err != nil {
 			return err
 		}
 	}
