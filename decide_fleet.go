@@ -34,6 +34,7 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 		}
 		switch b := c.budget.(type) {
 		case *Limit:
+			b.anticipate(h.fleet, c.key, c.increment, now)
 			asked = append(asked, b.storeCharge(h.fleet, state, c.increment))
 		case *InFlight:
 			asked = append(asked, b.storeCharge(h.fleet, state))
@@ -51,11 +52,14 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 	if err != nil {
 		return h.takeAlone(charges, of, asked, now)
 	}
-	left := h.fleet.timeout - time.Duration(clock()-now)
+	answered := h.now()
+	left := h.fleet.timeout - time.Duration(answered-now)
 	for n, i := range of {
 		c, answer := &charges[i], &asked[n]
 		if limit, ok := c.budget.(*Limit); ok {
-			limit.learn(c.key, answer, now)
+			// By an earlier moment a wait would seem to be over before it is for the store,
+			// and each instance of a flood would ask once more.
+			limit.learn(c.key, answer, answered)
 		}
 		if !answer.Denied {
 			continue
@@ -164,6 +168,24 @@ func (l *Limit) learn(key uint64, answer *StoreCharge, now int64) {
 	}
 	if answer.Denied && l.OnStatus == nil {
 		l.state.deniedKeys(l.numbers.maxKeys).Set(key, now, now+int64(min(answer.Wait, denyCacheTime)))
+	}
+}
+
+// anticipate counts a request of a key that was denied lately as if the store had
+// charged it already. In the moment in which a wait is over many requests of a
+// flood are there: so each instance asks for no more of them than can pass, by
+// what it knows, and the store knows of no less debt. Asking for all of
+// them would be a call for each.
+func (l *Limit) anticipate(f *fleet, key uint64, increment, now int64) {
+	denials := l.state.denied.Load()
+	if denials == nil || l.OnStatus != nil || !f.usable.Load() {
+		return
+	}
+	if over := denials.Peek(key, now); over == 0 || over > now || now-over > int64(denyCacheTime) {
+		return
+	}
+	if _, ok := l.state.buckets.Add(key, now, increment, l.gcra.tolerance); ok {
+		denials.Set(key, now, now+int64(min(f.timeout, denyCacheTime)))
 	}
 }
 
