@@ -16,6 +16,7 @@ import (
 // served all the same.
 func TestFleetBadStores(t *testing.T) {
 	needLoopbackNetwork(t)
+	t.Parallel()
 	for _, row := range []struct {
 		name  string
 		store func(t *testing.T) (options []string)
@@ -138,6 +139,7 @@ func TestFleetBadStores(t *testing.T) {
 // counted, and it goes.
 func TestFleetGarbage(t *testing.T) {
 	needLoopbackNetwork(t)
+	t.Parallel()
 	r := startRedis(t)
 	f := startFleet(t, 1, storeOptions("address "+r.addr, "timeout 5s"), func(addr string) string {
 		return site(addr, `
@@ -163,11 +165,11 @@ func TestFleetGarbage(t *testing.T) {
 			}`)
 	})
 	f.awaitState(t, "connected")
-	c, client := f.caddys[0], clientFrom(t, visitorIP(0))
+	c := f.caddys[0]
 	year := strconv.FormatInt(time.Now().Add(365*24*time.Hour).UnixMicro(), 10)
 	week := strconv.FormatInt(time.Now().Add(7*24*time.Hour).UnixMicro(), 10)
 
-	for _, row := range []struct {
+	for n, row := range []struct {
 		name, path string
 		write      [][]string // KEY is ours
 		counted    bool
@@ -197,6 +199,7 @@ func TestFleetGarbage(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			const garbage = `caddy_edge_limit_store_errors_total{kind="garbage"}`
+			client := clientFrom(t, visitorIP(n))
 			key := f.ourKey(t, r, client, row.path)
 			r.must(t, "DEL", key)
 			errorsBefore, before := c.storeErrors(t), c.metric(t, garbage)

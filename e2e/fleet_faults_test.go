@@ -192,6 +192,7 @@ func TestFleetFaults(t *testing.T) {
 // A server may forget its scripts at any moment: nothing is charged twice for it,
 // and nothing is missed.
 func TestFleetScriptsForgotten(t *testing.T) {
+	t.Parallel()
 	r := startRedis(t)
 	tr := startTrial(t, storeOptions("address "+r.addr, "timeout 5s"), "connected")
 	flushes := 0
@@ -250,6 +251,7 @@ func TestFleetClusterNodeLost(t *testing.T) {
 		{"another", func(t *testing.T, c *cluster) *redis { _, hasNot := c.ofSlot(t, "{fleet}"); return hasNot }},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			t.Parallel() // with each other
 			c := startCluster(t)
 			tr := startTrial(t, storeOptions("address "+strings.Join(c.addresses(), " ")), "connected")
 			time.Sleep(700 * time.Millisecond)
@@ -276,6 +278,7 @@ func TestFleetClusterNodeLost(t *testing.T) {
 // that would harm.
 func TestFleetMemoryFull(t *testing.T) {
 	needLoopbackNetwork(t)
+	t.Parallel()
 	for _, row := range []struct {
 		policy string
 		warns  bool

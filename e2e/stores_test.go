@@ -529,6 +529,7 @@ func (s *storeUnderTest) hold(t *testing.T, path string, status int, visitors, f
 // a store, whatever kind of server that is.
 func TestStores(t *testing.T) {
 	needLoopbackNetwork(t)
+	t.Parallel()
 	// The scenarios are about numbers: on a busy machine no request may be decided
 	// without the store.
 	const patient = "timeout 5s"
