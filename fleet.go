@@ -44,6 +44,9 @@ type fleet struct {
 	recovered int64         // when it was last found usable; of the background alone
 	pause     time.Duration // after the last failure
 
+	attempt   sync.Once
+	attempted chan struct{} // closed when the first attempt to reach the store has ended
+
 	starting sync.Once
 	stop     chan struct{}
 	stopped  chan struct{} // nil until started
@@ -95,7 +98,7 @@ func newFleet(store *SharedStore, pepper []byte) *fleet {
 	f := &fleet{
 		store: store, timeout: time.Duration(store.Timeout), instance: hex.EncodeToString(id),
 		pepper:  hex.EncodeToString(pepperCheck(pepper)),
-		tripped: make(chan struct{}, 1), stop: make(chan struct{}),
+		tripped: make(chan struct{}, 1), attempted: make(chan struct{}), stop: make(chan struct{}),
 		state: stateConnecting, since: time.Now(), running: make(map[string]StoreCharge),
 	}
 	if f.timeout == 0 {
@@ -169,6 +172,7 @@ func jittered(d time.Duration) time.Duration {
 // visit shows the store that this instance is there, and finds out whether it
 // can be used. It returns when to do so again.
 func (f *fleet) visit() time.Duration {
+	defer f.attempt.Do(func() { close(f.attempted) })
 	conn := f.connected()
 	if conn == nil {
 		return probeInterval
@@ -261,6 +265,9 @@ func (f *fleet) leave() {
 
 // call asks the store, for as long as timeout.
 func (f *fleet) call(timeout time.Duration, ask func(context.Context, StoreConn) error) error {
+	if !f.usable.Load() {
+		timeout = f.awaitAttempt(timeout)
+	}
 	if !f.usable.Load() || timeout <= 0 {
 		return errStoreUnusable
 	}
@@ -283,6 +290,26 @@ func (f *fleet) call(timeout time.Duration, ask func(context.Context, StoreConn)
 		f.failures.Store(0)
 	}
 	return nil
+}
+
+// awaitAttempt waits for the end of the first attempt to reach the store, and
+// returns what is left of the time. An instance that has just started would else
+// begin with its share of what the others have used up: crashes would make
+// permits.
+func (f *fleet) awaitAttempt(timeout time.Duration) time.Duration {
+	select {
+	case <-f.attempted:
+		return timeout
+	default:
+	}
+	begin := clock()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-f.attempted:
+	case <-timer.C:
+	}
+	return timeout - time.Duration(clock()-begin)
 }
 
 // failed counts a failure, and leaves the store alone after some in a row, or at

@@ -235,6 +235,35 @@ func TestStoreDenialOfACostIsNotThatOfAnother(t *testing.T) {
 	expect(t, i.get(alice, "/", "X-Cost: 1"), 200, "1 more is not")
 }
 
+// Who comes before it is known whether the store is there waits for that, as long
+// as it may wait: a share of what others have used up would be too much.
+func TestFirstRequestsWaitForTheStore(t *testing.T) {
+	for _, row := range []struct {
+		reason, timeout string
+		comes           bool
+		takes           int64
+	}{
+		{"it comes in time", "5s", true, 1},
+		{"it does not", "5ms", false, 0},
+	} {
+		t.Run(row.reason, func(t *testing.T) {
+			i, conn, fleet := newFleetInstance(t, "timeout "+row.timeout, "limit a 100/m")
+			fleet.usable.Store(false)
+			fleet.attempt, fleet.attempted = sync.Once{}, make(chan struct{})
+			var visit sync.WaitGroup
+			visit.Go(func() {
+				time.Sleep(20 * time.Millisecond)
+				if row.comes {
+					fleet.visit()
+				}
+			})
+			expect(t, i.get(alice, "/"), 200, "status")
+			expect(t, conn.takes.Load(), row.takes, "calls of the store")
+			visit.Wait()
+		})
+	}
+}
+
 // While the store cannot be asked, on_failure says what holds.
 func TestOnFailure(t *testing.T) {
 	for _, row := range []struct {
