@@ -132,7 +132,7 @@ func TestFleetInvariant(t *testing.T) {
 		return func(addr string) string {
 			return site(addr, fmt.Sprintf(`
 				header X-Generation %d
-				handle /limited {
+				route /limited {
 					edge_limit {
 						limit per_client %d/s {
 							burst %d

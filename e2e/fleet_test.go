@@ -156,8 +156,8 @@ func TestFleetIsExact(t *testing.T) {
 // A ceiling holds in every window of time over all instances, though these are
 // killed and come back: a crash wastes permits, and makes none.
 //
-// An instance stamps what it has admitted in the header's directive, which runs
-// after edge_limit. A decision lies somewhere between the request's departure and
+// An instance stamps what it has admitted with a header, in a route, where that
+// comes after edge_limit. A decision lies somewhere between the request's departure and
 // this stamp. So what is counted in a window of time are the requests that left
 // after its begin and were stamped before its end: these were certainly admitted
 // within it. With the stamp alone a request that waited for the processor after
@@ -167,7 +167,7 @@ func TestFleetCeilingIsStrict(t *testing.T) {
 	const count, window, duration = 200, time.Second, 8 * time.Second
 	r := startRedis(t)
 	f := startFleet(t, 4, storeOptions("address "+r.addr, "timeout 1s"), func(addr string) string {
-		return site(addr, "edge_limit {\nceiling all 200/s\n}\nheader X-Admitted {time.now.unix_ms}\nrespond ok")
+		return site(addr, "route {\nedge_limit {\nceiling all 200/s\n}\nheader X-Admitted {time.now.unix_ms}\nrespond ok\n}")
 	})
 	f.awaitState(t, "connected")
 	stop := make(chan struct{})
