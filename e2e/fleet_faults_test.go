@@ -192,7 +192,6 @@ func TestFleetFaults(t *testing.T) {
 // A server may forget its scripts at any moment: nothing is charged twice for it,
 // and nothing is missed.
 func TestFleetScriptsForgotten(t *testing.T) {
-	t.Parallel()
 	r := startRedis(t)
 	tr := startTrial(t, storeOptions("address "+r.addr, "timeout 5s"), "connected")
 	flushes := 0
