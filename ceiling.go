@@ -55,7 +55,7 @@ func (c *Ceiling) validate() error {
 	}
 	c.match = rawMatch(c.MatcherSetsRaw)
 	c.defined = c.definition()
-	c.refusal = refusal{&exceededError{"ceiling", c.Name}, statusBody(c.status()), reducedCapacity(c.status())}
+	c.refusal = refusal{&exceededError{"ceiling", c.Name}, reducedCapacity(c.status())}
 	return nil
 }
 

@@ -43,8 +43,7 @@ type denial struct {
 // refusal is what a denial answers with, made once at load.
 type refusal struct {
 	err     error  // what error routes get
-	text    []byte // what clients get where there are none
-	problem []byte // the same for clients that accept JSON
+	problem []byte // what clients that accept JSON get where there are none
 }
 
 // charge is one budget that a request counts against, and how.

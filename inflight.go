@@ -63,7 +63,7 @@ func (f *InFlight) validate() (err error) {
 	}
 	f.match = rawMatch(f.MatcherSetsRaw)
 	f.defined = f.definition()
-	f.refusal = refusal{&exceededError{"in_flight", f.Name}, statusBody(f.status()), reducedCapacity(f.status())}
+	f.refusal = refusal{&exceededError{"in_flight", f.Name}, reducedCapacity(f.status())}
 	if f.keyed() {
 		f.refusal.problem = quotaExceeded(f.Name, f.status())
 	}

@@ -147,7 +147,7 @@ func (l *Limit) validate() error {
 	}
 	l.match, l.exempted = rawMatch(l.MatcherSetsRaw), len(l.ExemptRaw) > 0
 	l.defined = l.definition()
-	l.refusal = refusal{&exceededError{"limit", l.Name}, statusBody(l.status()), quotaExceeded(l.Name, l.status())}
+	l.refusal = refusal{&exceededError{"limit", l.Name}, quotaExceeded(l.Name, l.status())}
 	return nil
 }
 

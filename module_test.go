@@ -1129,11 +1129,11 @@ func TestDenied(t *testing.T) {
 			if seconds, err := strconv.Atoi(got.header.Get("Retry-After")); err != nil || seconds < 1 || seconds > 3600 {
 				t.Errorf("%s, %s: Retry-After %q", name, test.why, got.header.Get("Retry-After"))
 			}
-			if want := []string{"Too Many Requests\n", "sorry: 429"}[i]; got.body != want {
+			if want := []string{"", "sorry: 429"}[i]; got.body != want {
 				t.Errorf("%s, %s: body %q, want %q", name, test.why, got.body, want)
 			}
-			if kind := got.header.Get("Content-Type"); kind != "text/plain; charset=utf-8" {
-				t.Errorf("%s, %s: Content-Type %q", name, test.why, kind)
+			if kind, want := got.header.Get("Content-Type"), []string{"", "text/plain; charset=utf-8"}[i]; kind != want {
+				t.Errorf("%s, %s: Content-Type %q, want %q", name, test.why, kind, want)
 			}
 			if got.closing != test.unsent {
 				t.Errorf("%s, %s: Connection: close is %t, want %t", name, test.why, got.closing, test.unsent)

@@ -133,8 +133,8 @@ func TestProblemDetails(t *testing.T) {
 	tests := []struct {
 		why, path, accept, contentType, body string
 	}{
-		{"a browser gets text", "/limit", "text/html,*/*", "text/plain; charset=utf-8", "Too Many Requests\n"},
-		{"no Accept gets text", "/limit", "", "text/plain; charset=utf-8", "Too Many Requests\n"},
+		{"a browser gets no body, and shows a page of its own", "/limit", "text/html,*/*", "", ""},
+		{"no Accept gets none, as of any error of Caddy's", "/limit", "", "", ""},
 		{"a client of JSON gets a problem that names the limit", "/limit", "application/json", "application/problem+json",
 			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"violated-policies":["a"]}` + "\n"},
 		{"a ceiling's headroom and name are nobody's business", "/ceiling", "application/problem+json", "application/problem+json",

@@ -41,26 +41,21 @@ func (h *Handler) deny(w http.ResponseWriter, r *http.Request, state *requestSta
 		// caddyhttp.Error would add a random id and a look-up of the stack.
 		return caddyhttp.HandlerError{StatusCode: d.status, Err: d.err}
 	}
-	body, contentType := d.text, plainText
-	if d.problem != nil && acceptsJSON(r) {
-		body, contentType = d.problem, problemJSON
-	}
-	w.Header()["Content-Type"] = contentType
 	if unread {
 		// nobody behind needs the body, and who never sends it shall not hold on
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Second))
 	}
+	if d.problem == nil || !acceptsJSON(r) {
+		w.WriteHeader(d.status) // no body, as of any error of Caddy's that nobody handles
+		return nil
+	}
+	w.Header()["Content-Type"] = problemJSON
 	w.WriteHeader(d.status)
-	_, err := w.Write(body)
+	_, err := w.Write(d.problem)
 	return err
 }
 
-var (
-	plainText   = []string{"text/plain; charset=utf-8"}
-	problemJSON = []string{"application/problem+json"}
-)
-
-func statusBody(status int) []byte { return []byte(http.StatusText(status) + "\n") }
+var problemJSON = []string{"application/problem+json"}
 
 // acceptsJSON says whether the client asks for JSON in any form, and so can read
 // problem details. Browsers do not ask for it.
@@ -101,7 +96,7 @@ func problemBody(p problem) []byte {
 
 var denialOfUnresolved = denial{
 	name: unresolvedName, status: http.StatusForbidden,
-	refusal: &refusal{err: errUnresolved, text: statusBody(http.StatusForbidden)},
+	refusal: &refusal{err: errUnresolved},
 }
 
 // leaveBodyUnread ends the connection with the response, for a body that stays

@@ -13,7 +13,7 @@ var (
 	bare429 = serverKind{name: "bare Caddy: respond 429", program: "bare", config: "respond 429", status: "429"}
 
 	bareAnswer = serverKind{name: "bare Caddy: the answer of a denial", program: "bare", status: "429",
-		config: "header Retry-After 86400\nheader Content-Type \"text/plain; charset=utf-8\"\nrespond \"Too Many Requests\" 429"}
+		config: "header Retry-After 86400\nrespond 429"}
 
 	nothing = serverKind{name: "a handler that only calls next", program: "nothing", config: "nothing\nrespond ok", status: "200"}
 	allowed = serverKind{name: "all allowed", program: "ours", status: "200",

@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"io"
 	"math"
 	"net/http"
 	"strconv"
@@ -98,10 +97,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	// the answer that edge_limit gives
 	w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(result.RetryAfter.Seconds()))))
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(http.StatusTooManyRequests)
-	_, err = io.WriteString(w, "Too Many Requests\n")
-	return err
+	return nil
 }
 
 // Interface guards.
