@@ -178,6 +178,7 @@ func (s *Store) Shared() *edgelimit.SharedStore {
 const (
 	connectTimeout  = time.Second
 	answerTimeout   = 500 * time.Millisecond // after which a connection counts as dead
+	flushDelay      = 20 * time.Microsecond  // between writes under load, so that one carries several calls
 	bufferSize      = 32 << 10
 	sentinelRefresh = 5 * time.Second // a missed message must not bind us to a demoted master
 )
@@ -190,6 +191,7 @@ func (s *Store) dial(context.Context) (edgelimit.StoreConn, error) {
 		DialCtxFn: dialServer,
 
 		ConnWriteTimeout:    answerTimeout,
+		MaxFlushDelay:       flushDelay,
 		ReadBufferEachConn:  bufferSize,
 		WriteBufferEachConn: bufferSize,
 

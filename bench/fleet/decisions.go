@@ -12,13 +12,16 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	edgelimit "github.com/edgelimit/caddy-edgelimit"
+	"github.com/edgelimit/caddy-edgelimit/bench/internal/process"
 	"github.com/edgelimit/caddy-edgelimit/bench/internal/stats"
 )
 
 // measureDecisions compares the calls alone, without a server around them: what
 // one process gets out of Redis with so many callers at the same time. All pass.
 func measureDecisions(s *redisServer, o options) error {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the other core is Redis's
+	if o.caddyCPU != process.AnyCPU {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the other core is Redis's
+	}
 	conn, err := s.connect()
 	if err != nil {
 		return err
