@@ -242,7 +242,7 @@ func (l *Limit) consultStore(key uint64, material []byte, forgive bool) (forgive
 	switch denied := l.state.denied.Load(); {
 	case err != nil:
 	case !forgive:
-		l.learn(key, &asked[0], clock())
+		l.learn(key, &asked[0], clock(), true)
 	case denied != nil:
 		denied.Delete(key) // other instances ask again within a second
 	}

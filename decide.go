@@ -102,7 +102,11 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 	}
 	if h.fleet != nil {
 		if denied, wait := h.takeShared(state, charges, now); denied >= 0 {
-			return nil, h.refuse(&charges[denied], wait, now), nil
+			d := h.refuse(&charges[denied], wait, now)
+			if wait == 0 {
+				d.quota = nil // denied for want of the store: what is left of the limit says nothing
+			}
+			return nil, d, nil
 		}
 	}
 	for i := range charges {

@@ -2,6 +2,7 @@ package edgelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -16,9 +17,9 @@ import (
 type sharedCharge struct {
 	StoreCharge
 	fleet *fleet
-	limit *Limit        // nil: of an in_flight
-	key   uint64        // what the key is here
-	left  time.Duration // that the request may still wait for the store
+	limit *Limit         // nil: of an in_flight
+	key   uint64         // what the key is here
+	left  *time.Duration // that the request may still wait for the store, in all
 }
 
 // takeShared charges in the store what is kept there. Where something denies it
@@ -50,7 +51,8 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 	}
 	err := h.fleet.call(h.fleet.timeout, func(ctx context.Context, conn StoreConn) error { return conn.Take(ctx, asked) })
 	if err != nil {
-		return h.takeAlone(charges, of, asked, now)
+		sent := !errors.Is(err, errStoreUnusable) && storeErrorKind(err) != StoreStale
+		return h.takeAlone(charges, of, asked, sent, now)
 	}
 	answered := h.now()
 	left := h.fleet.timeout - time.Duration(answered-now)
@@ -59,7 +61,7 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 		if limit, ok := c.budget.(*Limit); ok {
 			// By an earlier moment a wait would seem to be over before it is for the store,
 			// and each instance of a flood would ask once more.
-			limit.learn(c.key, answer, answered)
+			limit.learn(c.key, answer, answered, false)
 		}
 		if !answer.Denied {
 			continue
@@ -75,24 +77,24 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 		if c.skip {
 			continue
 		}
-		c.shared = &sharedCharge{StoreCharge: asked[n], fleet: h.fleet, key: c.key, left: left}
+		c.shared = &sharedCharge{StoreCharge: asked[n], fleet: h.fleet, key: c.key, left: &left}
 		if c.shared.limit, c.free = c.budget.(*Limit); !c.free { // an in_flight counts here too
-			h.fleet.enter(asked[n])
+			h.fleet.enter(asked[n], true)
 		}
 	}
 	return -1, 0
 }
 
-// takeAlone is for when the store cannot be asked.
-func (h *Handler) takeAlone(charges []charge, of []int, asked []StoreCharge, now int64) (denied int, wait time.Duration) {
+// takeAlone is for when the store cannot be asked. sent says whether the call may
+// have been carried out all the same.
+func (h *Handler) takeAlone(charges []charge, of []int, asked []StoreCharge, sent bool, now int64) (denied int, wait time.Duration) {
 	for n, i := range of {
 		c := &charges[i]
 		limit, isLimit := c.budget.(*Limit)
 		if !isLimit {
-			// The call may have been carried out all the same, and if the request
-			// runs, the store should know.
-			c.shared = &sharedCharge{StoreCharge: asked[n], fleet: h.fleet}
-			h.fleet.enter(asked[n])
+			// if the request runs, the store should know as soon as it can
+			c.shared = &sharedCharge{StoreCharge: asked[n], fleet: h.fleet, left: new(time.Duration)}
+			h.fleet.enter(asked[n], sent)
 		}
 		switch h.fleet.onFailure() {
 		case onFailureOpen:
@@ -125,23 +127,23 @@ func (s *sharedCharge) giveBack() {
 	case s.limit == nil:
 		s.fleet.finish(s.left, func() { s.fleet.exit(s.StoreCharge) })
 	case !s.Peek:
-		s.fleet.finish(s.left, func() { s.tell(StoreConn.GiveBack) })
+		s.fleet.finish(s.left, func() { s.tell(StoreConn.GiveBack, true) })
 	}
 }
 
 // charge charges what was only asked about.
 func (s *sharedCharge) charge() {
 	s.Peek, s.Late = false, true
-	s.fleet.finish(s.left, func() { s.tell(StoreConn.Take) })
+	s.fleet.finish(s.left, func() { s.tell(StoreConn.Take, false) })
 }
 
 // tell makes a call about a limit's key, and keeps what it says of it. If it
 // fails, the charge stays as it was.
-func (s *sharedCharge) tell(what func(StoreConn, context.Context, []StoreCharge) error) {
+func (s *sharedCharge) tell(what func(StoreConn, context.Context, []StoreCharge) error, lower bool) {
 	told := []StoreCharge{s.StoreCharge}
 	err := s.fleet.call(s.fleet.timeout, func(ctx context.Context, conn StoreConn) error { return what(conn, ctx, told) })
 	if err == nil {
-		s.limit.learn(s.key, &told[0], clock())
+		s.limit.learn(s.key, &told[0], clock(), lower)
 	}
 }
 
@@ -160,9 +162,15 @@ func (l *Limit) storeCharge(f *fleet, state *requestState, increment int64) Stor
 
 // learn keeps what the store said of a key. A denial is remembered until its
 // wait is over: until then the debt only grows, unless something is given back.
-func (l *Limit) learn(key uint64, answer *StoreCharge, now int64) {
+// Only that lowers what is known here: what a share has allowed stays used, or
+// each answer between two that fail would renew the share.
+func (l *Limit) learn(key uint64, answer *StoreCharge, now int64, lower bool) {
 	l.adopt(now)
-	l.state.buckets.Set(key, now, now+int64(answer.Debt))
+	tat := now + int64(answer.Debt)
+	if !lower {
+		tat = max(tat, l.state.buckets.Peek(key, now))
+	}
+	l.state.buckets.Set(key, now, tat)
 	if answer.BanLeft > 0 {
 		l.state.buckets.Set(banKey(key), now, now+int64(answer.BanLeft))
 	}

@@ -36,8 +36,8 @@ type fleet struct {
 
 	conn     atomic.Pointer[StoreConn] // nil until the first connection
 	usable   atomic.Bool
-	failures atomic.Int32 // in a row
-	calls    atomic.Int32 // under way
+	failures atomic.Int32  // in a row
+	calls    chan struct{} // one for each that is under way
 	lastID   atomic.Uint64
 	tripped  chan struct{}
 
@@ -58,7 +58,7 @@ type fleet struct {
 	warned    string // the store's settings that were warned about
 	instances int
 	fewerFrom int64 // since when fewer instances are seen than instances says; 0: not so
-	running   map[string]StoreCharge
+	running   map[string]runningCharge
 	lost      []StoreCharge // of in_flights: ended while the store could not be told
 }
 
@@ -98,8 +98,8 @@ func newFleet(store *SharedStore, pepper []byte) *fleet {
 	f := &fleet{
 		store: store, timeout: time.Duration(store.Timeout), instance: hex.EncodeToString(id),
 		pepper:  hex.EncodeToString(pepperCheck(pepper)),
-		tripped: make(chan struct{}, 1), attempted: make(chan struct{}), stop: make(chan struct{}),
-		state: stateConnecting, since: time.Now(), running: make(map[string]StoreCharge),
+		tripped: make(chan struct{}, 1), calls: make(chan struct{}, maxStoreCalls), attempted: make(chan struct{}), stop: make(chan struct{}),
+		state: stateConnecting, since: time.Now(), running: make(map[string]runningCharge),
 	}
 	if f.timeout == 0 {
 		f.timeout = defaultStoreTimeout
@@ -138,6 +138,9 @@ func (f *fleet) run() {
 		select {
 		case <-timer.C:
 			timer.Reset(jittered(f.visit()))
+			if f.usable.Load() {
+				f.tellLost()
+			}
 			if now := clock(); f.usable.Load() && now-renewed >= int64(renewInterval) {
 				renewed = now
 				f.renew()
@@ -197,6 +200,7 @@ func (f *fleet) visit() time.Duration {
 	f.see(pulse.Instances, clock())
 	if pulse.OtherPepper {
 		f.usable.Store(false)
+		countStoreErrors(StorePepper, 1)
 		f.setState(StorePepper, errOtherPepperInUse)
 		return beatInterval
 	}
@@ -206,6 +210,7 @@ func (f *fleet) visit() time.Duration {
 		f.recovered = clock()
 		f.setState(stateConnected, nil)
 		f.check(conn)
+		f.tellLost()
 		f.renew()
 	}
 	return beatInterval
@@ -271,12 +276,11 @@ func (f *fleet) call(timeout time.Duration, ask func(context.Context, StoreConn)
 	if !f.usable.Load() || timeout <= 0 {
 		return errStoreUnusable
 	}
-	if f.calls.Add(1) > maxStoreCalls {
-		f.calls.Add(-1)
+	if timeout = f.awaitPlace(timeout); timeout <= 0 {
 		countStoreErrors(StoreOverload, 1)
 		return errStoreUnusable
 	}
-	defer f.calls.Add(-1)
+	defer func() { <-f.calls }()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	begin := clock()
@@ -290,6 +294,25 @@ func (f *fleet) call(timeout time.Duration, ask func(context.Context, StoreConn)
 		f.failures.Store(0)
 	}
 	return nil
+}
+
+// awaitPlace waits until not too many calls are under way, and returns what is
+// left of the time, or nothing if it came to none.
+func (f *fleet) awaitPlace(timeout time.Duration) time.Duration {
+	select {
+	case f.calls <- struct{}{}:
+		return timeout
+	default:
+	}
+	begin := clock()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case f.calls <- struct{}{}:
+		return max(1, timeout-time.Duration(clock()-begin))
+	case <-timer.C:
+		return 0
+	}
 }
 
 // awaitAttempt waits for the end of the first attempt to reach the store, and
@@ -362,6 +385,7 @@ func (f *fleet) onFailure() string {
 // see takes note of how many instances there are. That there are fewer is
 // believed after a while: a store that was away has forgotten them all.
 func (f *fleet) see(instances int, now int64) {
+	instances = min(instances, maxFleet)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
@@ -416,17 +440,19 @@ func (f *fleet) newID() string {
 // finish makes a call that has no answer for the request, but whose effect the
 // client's next request should find: it is waited for as long as the request has
 // time left for the store.
-func (f *fleet) finish(left time.Duration, call func()) {
-	if left <= 0 {
+func (f *fleet) finish(left *time.Duration, call func()) {
+	if *left <= 0 {
 		go call()
 		return
 	}
+	begin := clock()
+	defer func() { *left -= time.Duration(clock() - begin) }()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		call()
 	}()
-	timer := time.NewTimer(left)
+	timer := time.NewTimer(*left)
 	defer timer.Stop()
 	select {
 	case <-done:
@@ -434,18 +460,28 @@ func (f *fleet) finish(left time.Duration, call func()) {
 	}
 }
 
-// enter remembers a request in flight, so that it can be renewed.
-func (f *fleet) enter(c StoreCharge) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.running[c.ID] = c
+// runningCharge is a request in flight.
+type runningCharge struct {
+	StoreCharge
+	told bool // the store may know of it
 }
 
-// exit tells the store that a request in flight has ended.
+// enter remembers a request in flight, so that it can be renewed.
+func (f *fleet) enter(c StoreCharge, told bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.running[c.ID] = runningCharge{c, told}
+}
+
+// exit tells the store that a request in flight has ended, if it knows of it.
 func (f *fleet) exit(c StoreCharge) {
 	f.mu.Lock()
+	told := f.running[c.ID].told
 	delete(f.running, c.ID)
 	f.mu.Unlock()
+	if !told {
+		return
+	}
 	err := f.call(f.timeout, func(ctx context.Context, conn StoreConn) error {
 		return conn.GiveBack(ctx, []StoreCharge{c})
 	})
@@ -456,38 +492,47 @@ func (f *fleet) exit(c StoreCharge) {
 
 // lose remembers what the store must still be told. Beyond a bound it is left to
 // the entry's own end.
-func (f *fleet) lose(c StoreCharge) {
+func (f *fleet) lose(charges ...StoreCharge) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.lost) < maxLost {
-		f.lost = append(f.lost, c)
-	}
+	f.lost = append(f.lost, charges[:min(len(charges), maxLost-len(f.lost))]...)
 }
 
-// renew tells the store what it could not be told before, and which requests
-// still run: it may have forgotten them.
-func (f *fleet) renew() {
+// tellLost tells the store what it could not be told before.
+func (f *fleet) tellLost() {
 	f.mu.Lock()
-	running := make([]StoreCharge, 0, len(f.running))
-	for _, c := range f.running {
-		running = append(running, c)
-	}
 	lost := f.lost
 	f.lost = nil
 	f.mu.Unlock()
-	f.inBatches(lost, StoreConn.GiveBack)
+	f.lose(f.inBatches(lost, StoreConn.GiveBack)...)
+}
+
+// renew shows the store which requests still run: it may have forgotten them.
+func (f *fleet) renew() {
+	f.mu.Lock()
+	running := make([]StoreCharge, 0, len(f.running))
+	for id, c := range f.running {
+		running = append(running, c.StoreCharge)
+		c.told = true
+		f.running[id] = c
+	}
+	f.mu.Unlock()
 	f.inBatches(running, StoreConn.Renew)
 }
 
-func (f *fleet) inBatches(charges []StoreCharge, tell func(StoreConn, context.Context, []StoreCharge) error) {
+// inBatches tells the store of many charges, and returns those that it could not
+// be told of.
+func (f *fleet) inBatches(charges []StoreCharge, tell func(StoreConn, context.Context, []StoreCharge) error) (untold []StoreCharge) {
 	const batch = 100
 	for len(charges) > 0 {
 		n := min(batch, len(charges))
-		_ = f.call(beatTimeout, func(ctx context.Context, conn StoreConn) error { // what is lost ends by itself
-			return tell(conn, ctx, charges[:n])
-		})
+		err := f.call(beatTimeout, func(ctx context.Context, conn StoreConn) error { return tell(conn, ctx, charges[:n]) })
+		if err != nil {
+			return charges
+		}
 		charges = charges[n:]
 	}
+	return nil
 }
 
 // storeReport is how the store stands.

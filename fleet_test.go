@@ -396,11 +396,13 @@ func TestOtherPepperInUse(t *testing.T) {
 // Calls that are under way are bounded: the client queues without end.
 func TestCallsUnderWayAreBounded(t *testing.T) {
 	i, conn, fleet := newFleetInstance(t, "", "limit a 100000/m")
-	fleet.calls.Store(maxStoreCalls)
-	expect(t, i.passed(10, alice, "/"), 10, "requests pass all the same")
+	for range maxStoreCalls {
+		fleet.calls <- struct{}{}
+	}
+	expect(t, i.passed(3, alice, "/"), 3, "requests pass all the same")
 	expect(t, conn.takes.Load(), 0, "calls")
-	expect(t, fleet.calls.Load(), maxStoreCalls, "calls under way")
-	fleet.calls.Store(maxStoreCalls - 1)
+	expect(t, len(fleet.calls), maxStoreCalls, "calls under way")
+	<-fleet.calls
 	i.get(alice, "/")
 	expect(t, conn.takes.Load(), 1, "calls when there is room")
 	expect(t, fleet.usable.Load(), true, "that is no failure of the store")
@@ -498,7 +500,7 @@ func TestStoreKeys(t *testing.T) {
 		seen[key.Hash] = name
 	}
 	expect(t, one.key(StoreLimit, "a", []byte("bc")), one.key(StoreLimit, "a", []byte("bc")), "the same again")
-	if allocs := testing.AllocsPerRun(100, func() { one.key(StoreLimit, "a", []byte("bc")) }); allocs > 1 { // the race detector empties pools at times
+	if allocs := testing.AllocsPerRun(100, func() { one.key(StoreLimit, "a", []byte("bc")) }); allocs > 0 && !raceDetector {
 		t.Errorf("a key takes %v allocations", allocs)
 	}
 }
@@ -648,7 +650,7 @@ func TestLeaseIsAskedForOnce(t *testing.T) {
 		defer c.state.lease.mu.Unlock()
 		return c.state.lease.waiting == 39
 	}, "39 requests wait")
-	expect(t, fleet.calls.Load(), 1, "calls under way")
+	expect(t, len(fleet.calls), 1, "calls under way")
 	conn.mu.Unlock()
 	requests.Wait()
 	expect(t, passed.Load(), 40, "requests pass")

@@ -317,7 +317,11 @@ func (l *Limit) settle(c charge, status int, cancelled bool, now int64) {
 	}
 	if l.OnStatus.Late {
 		if counts {
-			l.gcra.take(l.state.buckets, c.key, c.increment, now)
+			increment := c.increment
+			if l.app.fleet != nil { // a share of a burst that is smaller than the request
+				increment = min(increment, l.gcra.tolerance)
+			}
+			l.gcra.take(l.state.buckets, c.key, increment, now)
 		}
 		return
 	}

@@ -11,11 +11,12 @@ local function whole(n) return string.format('%.0f', n) end
 
 local garbage = 0
 local known = redis.pcall('GET', KEYS[2])
-if known and type(known) ~= 'string' then
+if known and (type(known) ~= 'string' or #known ~= #check or string.find(known, '%X')) then
 	garbage = garbage + 1
 	known = false
 end
 if known and known ~= check then
+	if redis.call('PTTL', KEYS[2]) < 0 then redis.call('PEXPIRE', KEYS[2], held) end
 	redis.pcall('ZREM', KEYS[1], instance)
 	return {now, 0, garbage, 0, 1}
 end

@@ -70,6 +70,7 @@ func TestCaddyfileErrors(t *testing.T) {
 		{"no port", "address redis", `address "redis": write <host>:<port>`},
 		{"no host", "address :6379", `address ":6379": write <host>:<port>`},
 		{"a port that is none", "address redis:70000", `address "redis:70000"`},
+		{"a placeholder, which nothing expands", "address {env.REDIS}:6379", `address "{env.REDIS}:6379": write {$NAME}`},
 		{"a URL", "address redis://localhost:6379", `address "redis://localhost:6379": write <host>:<port>`},
 		{"a database of a cluster", "address a:1 b:1\ndatabase 1", "several addresses without a master_name are a cluster, which has only database 0"},
 		{"a database that is none", "address a:1\ndatabase x", `database "x": must be a whole number of 0 or more, at Caddyfile:6`},

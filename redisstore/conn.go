@@ -135,9 +135,7 @@ func (c *conn) Take(ctx context.Context, charges []edgelimit.StoreCharge) error 
 				taken = append(taken, earlier)
 			}
 		}
-		if giveBackErr := c.GiveBack(ctx, taken); err == nil {
-			err = giveBackErr
-		}
+		_ = c.GiveBack(ctx, taken) // what is not given back counts as charged; the denial stands
 		return err
 	}
 	return nil

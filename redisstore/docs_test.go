@@ -105,7 +105,7 @@ func TestDocumentedRights(t *testing.T) {
 	admin.(*conn).do(t, strings.Fields(string(line[0]))...)
 	admin.(*conn).do(t, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
 
-	connected, err := (&Store{Address: []string{address}, Username: "edge", password: string(line[1])}).dial(context.Background())
+	connected, err := (&Store{Address: []string{address}, username: "edge", password: string(line[1])}).dial(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,11 @@ func classify(err error, cluster bool) error {
 		return err
 	}
 	kind := kindOf(err, cluster)
-	return &edgelimit.StoreError{Kind: kind, Advice: advice[kind], Err: err}
+	storeErr := &edgelimit.StoreError{Kind: kind, Advice: advice[kind], Err: err}
+	if strings.Contains(err.Error(), "No such master") {
+		storeErr.Advice = "see master_name: the Sentinels know no master by that name"
+	}
+	return storeErr
 }
 
 var advice = map[string]string{
@@ -30,6 +34,8 @@ var advice = map[string]string{
 	edgelimit.StoreNotRedis: "see that address is that of a Redis or Valkey; for Sentinels add master_name",
 	edgelimit.StoreCluster:  "the address is a node of a cluster: give several of its nodes",
 	edgelimit.StoreReadOnly: "the address is a replica: give the master's, or those of the Sentinels with master_name",
+	edgelimit.StoreNetwork:  "see that the server runs, and that address is its",
+	edgelimit.StoreTimeout:  "see that the server runs and is not overloaded, and that nothing on the way drops what is sent",
 	edgelimit.StoreMemory:   "raise maxmemory, or set maxmemory-policy volatile-ttl",
 }
 

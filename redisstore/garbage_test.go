@@ -109,10 +109,7 @@ func TestGarbageElsewhere(t *testing.T) {
 		if err != nil || lease.Granted != 2 {
 			t.Errorf("%q: lease: %d granted, %v", write, lease.Granted, err)
 		}
-		if write[0] == "SET" { // that is another pepper's check
-			c.do(t, "DEL", pepper)
-		}
-		pulse, err := c.Beat(ctx, edgelimit.Beat{Instance: "me", TTL: 5 * time.Second, Pepper: "check"})
+		pulse, err := c.Beat(ctx, edgelimit.Beat{Instance: "me", TTL: 5 * time.Second, Pepper: "0123456789abcdef"})
 		if err != nil || pulse.Instances != 1 || pulse.OtherPepper {
 			t.Errorf("%q: beat: %+v, %v", write, pulse, err)
 		}
@@ -133,7 +130,7 @@ func TestGarbageElsewhere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if pulse, err := c.Beat(ctx, edgelimit.Beat{Instance: "me", TTL: 5 * time.Second, Pepper: "check"}); err != nil || pulse.Instances != 1 {
+	if pulse, err := c.Beat(ctx, edgelimit.Beat{Instance: "me", TTL: 5 * time.Second, Pepper: "0123456789abcdef"}); err != nil || pulse.Instances != 1 {
 		t.Errorf("an instance that is to be there for a year: %+v, %v", pulse, err)
 	}
 	// a ceiling's slots that somebody filled, of now and of the future, count as
@@ -167,18 +164,19 @@ func TestPepperInUse(t *testing.T) {
 		return pulse
 	}
 	const long = 5 * time.Second
+	const one, two = "0123456789abcdef", "fedcba9876543210"
 	for _, row := range []struct {
 		reason           string
 		instance, pepper string
 		ttl              time.Duration
 		want             edgelimit.Pulse
 	}{
-		{"the first", "a", "one", long, edgelimit.Pulse{Instances: 1}},
-		{"a second", "b", "one", long, edgelimit.Pulse{Instances: 2}},
-		{"another pepper", "c", "two", long, edgelimit.Pulse{OtherPepper: true}},
-		{"which is not counted", "a", "one", long, edgelimit.Pulse{Instances: 2}},
-		{"one goes", "b", "one", 0, edgelimit.Pulse{Instances: 1}},
-		{"the pepper stays while the other is there", "c", "two", long, edgelimit.Pulse{OtherPepper: true}},
+		{"the first", "a", one, long, edgelimit.Pulse{Instances: 1}},
+		{"a second", "b", one, long, edgelimit.Pulse{Instances: 2}},
+		{"another pepper", "c", two, long, edgelimit.Pulse{OtherPepper: true}},
+		{"which is not counted", "a", one, long, edgelimit.Pulse{Instances: 2}},
+		{"one goes", "b", one, 0, edgelimit.Pulse{Instances: 1}},
+		{"the pepper stays while the other is there", "c", two, long, edgelimit.Pulse{OtherPepper: true}},
 	} {
 		if got := beat(row.instance, row.pepper, row.ttl); got != row.want {
 			t.Errorf("%s: %+v, want %+v", row.reason, got, row.want)
@@ -188,8 +186,15 @@ func TestPepperInUse(t *testing.T) {
 		t.Errorf("the pepper is held for %d ms", left)
 	}
 	c.do(t, "DEL", "edge_limit:{fleet}:pepper") // the minute is over
-	if got := beat("c", "two", long); got.OtherPepper {
+	if got := beat("c", two, long); got.OtherPepper {
 		t.Error("the pepper is still refused")
+	}
+	c.do(t, "PERSIST", "edge_limit:{fleet}:pepper") // as if another program had written it
+	if got := beat("a", one, long); !got.OtherPepper {
+		t.Error("another pepper is not refused")
+	}
+	if left, _ := strconv.Atoi(c.get(t, "PTTL", "edge_limit:{fleet}:pepper")); left < 50_000 {
+		t.Errorf("a pepper without an end is held for %d ms", left)
 	}
 }
 

@@ -45,7 +45,8 @@ type Store struct {
 	// Sentinels.
 	MasterName string `json:"master_name,omitempty"`
 
-	// The ACL user. Default: the server's default user.
+	// The ACL user; `{env.NAME}` and `{file.PATH}` are expanded. Default: the
+	// server's default user.
 	Username string `json:"username,omitempty"`
 
 	// Its password; `{env.NAME}` and `{file.PATH}` are expanded. Default: none.
@@ -61,6 +62,7 @@ type Store struct {
 	// Default: `edge_limit`.
 	Prefix string `json:"prefix,omitempty"`
 
+	username string
 	password string
 	tls      *tls.Config
 }
@@ -92,6 +94,11 @@ func (s *Store) Provision(caddy.Context) error {
 		return err
 	}
 	var err error
+	if s.Username != "" {
+		if s.username, err = readSecret(s.Username); err != nil {
+			return fmt.Errorf("username: %w", err)
+		}
+	}
 	if s.Password != "" {
 		if s.password, err = readSecret(s.Password); err != nil {
 			return fmt.Errorf("password: %w", err)
@@ -152,6 +159,9 @@ func (s *Store) validate() error {
 }
 
 func validateAddress(address string) error {
+	if strings.ContainsAny(address, "{}") {
+		return fmt.Errorf("address %q: write {$NAME}, which is replaced when the Caddyfile is read", address)
+	}
 	host, port, err := net.SplitHostPort(address)
 	if n, portErr := strconv.Atoi(port); err != nil || host == "" || portErr != nil || n < 1 || n > 65535 {
 		return fmt.Errorf("address %q: write <host>:<port>, for example 127.0.0.1:6379", address)
@@ -166,8 +176,9 @@ func (s *Store) cluster() bool { return len(s.Address) > 1 && s.MasterName == ""
 func (s *Store) Shared() *edgelimit.SharedStore {
 	id, _ := json.Marshal(struct {
 		*Store
+		Username string
 		Password string
-	}{s, s.password})
+	}{s, s.username, s.password})
 	if s.TLS != nil && s.TLS.CA != "" { // read again if its content changes
 		pem, _ := os.ReadFile(s.TLS.CA)
 		id = append(id, pem...)
@@ -185,7 +196,7 @@ const (
 
 func (s *Store) dial(context.Context) (edgelimit.StoreConn, error) {
 	option := rueidis.ClientOption{
-		InitAddress: s.Address, Username: s.Username, Password: s.password, SelectDB: s.Database, TLSConfig: s.tls,
+		InitAddress: s.Address, Username: s.username, Password: s.password, SelectDB: s.Database, TLSConfig: s.tls,
 		ClientName: "edge_limit", ClientSetInfo: rueidis.DisableClientSetInfo, // a right less that the user needs
 		Dialer:    net.Dialer{Timeout: connectTimeout},
 		DialCtxFn: dialServer,
@@ -270,8 +281,12 @@ func (s *Store) newClient(option rueidis.ClientOption) (rueidis.Client, error) {
 	if err == nil || s.password == "" || kindOf(err, false) != edgelimit.StoreAuth {
 		return client, err
 	}
-	option.Sentinel.Username, option.Sentinel.Password = s.Username, s.password
-	return rueidis.NewClient(option)
+	option.Sentinel.Username, option.Sentinel.Password = s.username, s.password
+	client, again := rueidis.NewClient(option)
+	if again != nil && strings.HasPrefix(err.Error(), "NOPERM") {
+		return nil, err // it is the master that refuses, and Sentinels have nothing to do with it
+	}
+	return client, again
 }
 
 // UnmarshalCaddyfile parses the block. Syntax:

@@ -57,7 +57,8 @@ for i, charge in ipairs(charges) do
 	if limit then
 		if charged then
 			limit.debt = limit.debt + charge.increment
-			if charge.returns and #limit.pending < 500 then -- so many can wait for their answers
+			if charge.returns then
+				if #limit.pending >= 500 then table.remove(limit.pending, 1) end -- its answer is likelier to be there
 				table.insert(limit.pending, {id = charge.id, own = now + limit.debt, increment = charge.increment})
 			end
 		end

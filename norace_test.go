@@ -1,0 +1,5 @@
+//go:build !race
+
+package edgelimit
+
+const raceDetector = false
