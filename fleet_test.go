@@ -291,6 +291,7 @@ func TestOnFailure(t *testing.T) {
 		{"the whole ceiling", "on_failure local_full\nfleet 4", "ceiling a 8/m", 0, 8, 503},
 		{"an in_flight that nobody fills", "fleet 4", "in_flight a 8", 0, 50, 200},
 		{"answers that give back", "fleet 4", "limit a 8/m {\non_status 401\n}", 0, 50, 200},
+		{"answers that charge late, where a share is less than one", "fleet 4", "limit a 3/h {\non_status late 200\n}", 0, 1, 429},
 		{"answers that charge late", "fleet 4", "limit a 8/m {\non_status late 200\n}", 0, 2, 429},
 	} {
 		t.Run(row.reason, func(t *testing.T) {
@@ -363,6 +364,55 @@ func TestBreakerCountsFailuresInARow(t *testing.T) {
 		i.passed(1, alice, "/")
 	}
 	expect(t, fleet.usable.Load(), true, "usable")
+}
+
+// What a share has allowed stays used when the store answers in between: a store
+// that answers now and then would else renew the share each time.
+func TestShareIsNotRenewedByAnAnswer(t *testing.T) {
+	i, conn, _ := newFleetInstance(t, "", "limit a 4/d")
+	passed := 0
+	for n := range 200 {
+		conn.fail(nil)
+		if n%2 == 0 {
+			conn.fail(errOfStore)
+		}
+		passed += i.passed(1, alice, "/")
+		i.sleep(2 * time.Second) // no denial is remembered for longer
+	}
+	if passed < 4 || passed > 8 {
+		t.Errorf("%d requests pass, want the store's 4, and this instance's share of 4 at most", passed)
+	}
+}
+
+// A request waits for the store once, whatever it tells it.
+func TestFinishTakesFromOneTime(t *testing.T) {
+	f := newFleet(&SharedStore{}, []byte("0123456789abcdef"))
+	left := 20 * time.Millisecond
+	never := make(chan struct{})
+	defer close(never)
+	f.finish(&left, func() { <-never })
+	if left > 0 {
+		t.Errorf("%s are left after a call that never ended", left)
+	}
+	begin := clock()
+	f.finish(&left, func() { <-never })
+	if took := time.Duration(clock() - begin); took > 10*time.Second {
+		t.Errorf("waited for %s with no time left", took)
+	}
+}
+
+// Of requests that the store never heard of it is not told that they ended.
+func TestInFlightThatTheStoreNeverKnew(t *testing.T) {
+	i, conn, fleet := newFleetInstance(t, "", "in_flight f 5")
+	fleet.usable.Store(false)
+	expect(t, i.passed(20, alice, "/"), 20, "requests pass while the store is away")
+	expect(t, len(fleet.lost), 0, "endings to tell")
+	wait(t, func() bool { fleet.mu.Lock(); defer fleet.mu.Unlock(); return len(fleet.running) == 0 }, "none runs")
+	running := i.begin(t, alice)
+	fleet.visit()
+	expect(t, conn.renewals.Load(), 1, "a request that runs is told to the store when it is back")
+	running.end(200)
+	wait(t, func() bool { return conn.backs.Load() == 1 }, "its end is told too")
 }
 
 // Where the next call would fail too, the first one is enough.

@@ -87,7 +87,7 @@ func kindOf(err error, cluster bool) string {
 		errors.As(err, new(x509.UnknownAuthorityError)), errors.As(err, new(x509.HostnameError)), errors.As(err, new(tls.AlertError)),
 		strings.Contains(text, "tls: "):
 		return edgelimit.StoreTLS
-	case strings.Contains(text, "unknown message type"), strings.Contains(text, "protocol"):
+	case errors.Is(err, errProtocol), strings.Contains(text, "unknown message type"), strings.Contains(text, "protocol"):
 		return edgelimit.StoreNotRedis
 	case errors.As(err, &netErr) && netErr.Timeout():
 		return edgelimit.StoreTimeout

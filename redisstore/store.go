@@ -199,7 +199,7 @@ func (s *Store) dial(context.Context) (edgelimit.StoreConn, error) {
 		InitAddress: s.Address, Username: s.username, Password: s.password, SelectDB: s.Database, TLSConfig: s.tls,
 		ClientName: "edge_limit", ClientSetInfo: rueidis.DisableClientSetInfo, // a right less that the user needs
 		Dialer:    net.Dialer{Timeout: connectTimeout},
-		DialCtxFn: dialServer,
+		DialCtxFn: s.dialGuarded,
 
 		ConnWriteTimeout:    answerTimeout,
 		MaxFlushDelay:       flushDelay,
@@ -220,6 +220,16 @@ func (s *Store) dial(context.Context) (edgelimit.StoreConn, error) {
 }
 
 var errHandshake = errors.New("TLS handshake")
+
+// dialGuarded connects to a server that is not believed everything. Sentinels tell
+// what they were not asked for.
+func (s *Store) dialGuarded(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
+	conn, err := dialServer(ctx, address, dialer, config)
+	if err != nil {
+		return nil, err
+	}
+	return &guardedConn{Conn: conn, counts: s.MasterName == ""}, nil
+}
 
 // dialServer connects, and tells which part of that failed.
 func dialServer(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
