@@ -89,7 +89,7 @@ func TestFleetBadStores(t *testing.T) {
 			r := startRedis(t)
 			f := startFleet(t, 1, storeOptions("address "+r.addr), func(addr string) string { return site(addr, "respond ok") })
 			f.awaitState(t, "connected")
-			r.must(t, "SET", "edge_limit:{fleet}:pepper", "another")
+			r.must(t, "SET", "edge_limit:{fleet}:pepper", "0123456789abcdef") // as a check looks
 			return []string{"address " + r.addr}
 		}, "other_pepper", "the same pepper"},
 	} {
