@@ -34,6 +34,9 @@ func TestAllocations(t *testing.T) {
 				run.lines = nil
 			}
 			run.serve()
+			if raceDetector {
+				row.most++ // which keeps more on the heap now and then
+			}
 			var status int
 			if got := testing.AllocsPerRun(200, func() { status = run.serve() }); got > row.most {
 				t.Errorf("%v allocations, at most %v are needed", got, row.most)
