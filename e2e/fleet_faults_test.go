@@ -94,11 +94,6 @@ func (tr *trial) end() {
 // recovered all is exact again.
 func (tr *trial) check(t *testing.T, losses, fallbacks float64, recovered time.Time) {
 	t.Helper()
-	// A busy machine may make instances leave the store alone once more, and calls
-	// that fail again and again do so each time.
-	for _, c := range tr.caddys {
-		fallbacks = max(fallbacks, float64(c.output.linesWith("the store cannot be used")))
-	}
 	late, lateControls, requests := 0, 0, 0
 	var worst time.Duration
 	most, least := 0.0, 2.0
@@ -133,15 +128,14 @@ func (tr *trial) check(t *testing.T, losses, fallbacks float64, recovered time.T
 		}
 		longest, shortest := spans(after)
 		got = float64(len(admitted(after)))
-		// a call that is late is charged and may be denied: one in twenty, and two
-		if bound, due := faultBurst+faultRate*longest.Seconds(), faultRate*shortest.Seconds(); got > bound || got < 0.95*due-2 {
+		if bound, due := faultBurst+faultRate*longest.Seconds(), faultRate*shortest.Seconds(); got > bound || got < 0.95*due-1 {
 			t.Errorf("client %d: %v admitted in %v after the recovery, at most %.1f may be and %.1f are due", n, got, longest, bound, due)
 		} else {
 			least = min(least, got/due)
 		}
 	}
-	t.Logf("%d requests, %.0f times the store was left alone; %d requests late (worst %v), of as many control requests %d; at most %.1f %% of the bound admitted; after the recovery at least %.1f %% of what was due",
-		requests, fallbacks, late, worst.Round(time.Millisecond), lateControls, 100*most, 100*least)
+	t.Logf("%d requests, %d of them late (worst %v), of as many control requests %d; at most %.1f %% of the bound admitted; after the recovery at least %.1f %% of what was due",
+		requests, late, worst.Round(time.Millisecond), lateControls, 100*most, 100*least)
 	if late > lateControls+requests/100 { // the machine does not treat both alike to the last one
 		t.Errorf("%d of %d requests were late, of as many that have nothing to do with the store %d", late, requests, lateControls)
 	}
@@ -266,8 +260,15 @@ func TestFleetClusterNodeLost(t *testing.T) {
 			lost.start(t)
 			c.awaitWhole(t)
 			tr.recover(t)
+			// Calls that fail again and again make instances leave the store alone for a
+			// while each time.
+			fallbacks := 1
+			for _, c := range tr.caddys {
+				fallbacks = max(fallbacks, c.output.linesWith("the store cannot be used"))
+			}
+			t.Logf("instances left the store alone %d times", fallbacks)
 			// a node whose keys nobody but requests ask for is found again by these
-			tr.check(t, 1, 1, time.Now().Add(-1500*time.Millisecond))
+			tr.check(t, 1, float64(fallbacks), time.Now().Add(-1500*time.Millisecond))
 		})
 	}
 }

@@ -321,8 +321,7 @@ func TestFleetInvariant(t *testing.T) {
 	if float64(late)/float64(total) > float64(lateControls)/float64(totalControls)+0.01 {
 		t.Errorf("%d of %d requests were late, of %d control requests %d", late, total, totalControls, lateControls)
 	}
-	// where answers are late all the time by themselves there is no quiet
-	if slowAlone == 0 && worst[0] < count/2 || len(episodes) < int(duration.Seconds())/4 {
+	if worst[0] < count/2 || len(episodes) < int(duration.Seconds())/4 {
 		t.Errorf("%d episodes, and at most %d admitted in a second of quiet: too little to mean something", len(episodes), worst[0])
 	}
 }
