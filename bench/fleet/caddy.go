@@ -23,18 +23,24 @@ const (
 	noLimiter  = "no limiter" // what is left when a limiter costs nothing
 )
 
-// limit is one that both Caddys can have.
+// limit is one that both Caddys can have, perhaps several times under different
+// names.
 type limit struct {
 	count  int
 	window time.Duration
 	burst  int
+	times  int
 }
 
 func (l limit) String() string {
 	if l == (limit{}) {
 		return "none"
 	}
-	return fmt.Sprintf("%.4g/s, burst %d", float64(l.count)/l.window.Seconds(), l.burst)
+	text := fmt.Sprintf("%.4g/s, burst %d", float64(l.count)/l.window.Seconds(), l.burst)
+	if l.times > 1 {
+		text = fmt.Sprintf("%d times %s", l.times, text)
+	}
+	return text
 }
 
 // caddy is one that runs.
@@ -54,10 +60,14 @@ func (b *bench) config(name string, l limit, home string) string {
 	case edgeLimit:
 		global = fmt.Sprintf("edge_limit {\npepper 0123456789abcdef0123456789abcdef\nclient {\n"+trusted+"}\nstore redis {\naddress %s\ntimeout %s\n}\n}\n",
 			b.ports.redis, b.timeout)
-		site = fmt.Sprintf("edge_limit {\nlimit each %d/%s {\nburst %d\n}\n}\n", l.count, l.window, l.burst)
+		site = "edge_limit {\n"
+		for n := range l.times {
+			site += fmt.Sprintf("limit each%d %d/%s {\nburst %d\n}\n", n, l.count, l.window, l.burst)
+		}
+		site += "}\n"
 	case perRequest:
 		global = "servers {\n" + trusted + "}\n"
-		site = fmt.Sprintf("per_request %s %d %d %s %d\n", b.ports.redis, b.connections, l.count, l.window, l.burst)
+		site = fmt.Sprintf("per_request %s %d %d %s %d %d\n", b.ports.redis, b.connections, l.count, l.window, l.burst, l.times)
 	}
 	return fmt.Sprintf("{\nadmin off\nauto_https off\npersist_config off\ngrace_period 1s\nstorage file_system %s\n%s}\n"+
 		"http://:%d {\nbind 127.0.0.1\n%srespond ok\n}\nhttp://:%d {\nbind 127.0.0.1\nmetrics\n}\n",
@@ -126,23 +136,31 @@ func (c *caddy) readMetrics() (string, error) {
 	return string(text), nil
 }
 
-var storeErrors = regexp.MustCompile(`(?m)^caddy_edge_limit_store_errors_total\{kind="[^"]*"\} (\d+)`)
+var (
+	storeErrors  = regexp.MustCompile(`(?m)^caddy_edge_limit_store_errors_total\{kind="[^"]*"\} (\d+)`)
+	storeAnswers = regexp.MustCompile(`(?m)^caddy_edge_limit_store_seconds_count (\d+)`)
+)
 
-// failures is how many calls of Redis failed up to now, as far as edge_limit
-// counts them.
-func (c *caddy) failures() (n int, err error) {
+// asked is how many requests edge_limit has asked Redis about up to now, and how
+// many of its calls failed.
+func (c *caddy) asked() (asked, failed int, err error) {
 	if c.name != edgeLimit {
-		return 0, nil
+		return 0, 0, nil
 	}
 	text, err := c.readMetrics()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	for _, match := range storeErrors.FindAllStringSubmatch(text, -1) {
-		failed, _ := strconv.Atoi(match[1])
-		n += failed
+		n, _ := strconv.Atoi(match[1])
+		failed += n
 	}
-	return n, nil
+	match := storeAnswers.FindStringSubmatch(text)
+	if match == nil {
+		return 0, 0, fmt.Errorf("the metrics of %s do not say how often it asked", c.name)
+	}
+	asked, _ = strconv.Atoi(match[1])
+	return asked, failed, nil
 }
 
 // complaint is a line of the log, beyond what was there before, that makes a

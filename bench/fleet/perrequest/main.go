@@ -1,5 +1,5 @@
 // Command perrequest is a Caddy with a handler that asks Redis about each request
-// through redis_rate, once.
+// through redis_rate, once for each limit.
 package main
 
 import (
@@ -36,10 +36,12 @@ type handler struct {
 	Rate    int            `json:"rate"`
 	Period  caddy.Duration `json:"period"`
 	Burst   int            `json:"burst"`
+	Limits  int            `json:"limits"` // all with these numbers
 
 	client  *redis.Client
 	limiter *redis_rate.Limiter
 	limit   redis_rate.Limit
+	names   []string // of the limits, with which their keys begin
 }
 
 func (handler) CaddyModule() caddy.ModuleInfo {
@@ -48,17 +50,17 @@ func (handler) CaddyModule() caddy.ModuleInfo {
 
 // UnmarshalCaddyfile parses the line. Syntax:
 //
-//	per_request <address> <pool> <rate> <period> <burst>
+//	per_request <address> <pool> <rate> <period> <burst> <limits>
 func (h *handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next()
-	var pool, rate, period, burst string
-	if !d.AllArgs(&h.Address, &pool, &rate, &period, &burst) {
+	var pool, rate, period, burst, limits string
+	if !d.AllArgs(&h.Address, &pool, &rate, &period, &burst, &limits) {
 		return d.ArgErr()
 	}
 	for _, number := range []struct {
 		text string
 		into *int
-	}{{pool, &h.Pool}, {rate, &h.Rate}, {burst, &h.Burst}} {
+	}{{pool, &h.Pool}, {rate, &h.Rate}, {burst, &h.Burst}, {limits, &h.Limits}} {
 		var err error
 		if *number.into, err = strconv.Atoi(number.text); err != nil {
 			return d.WrapErr(err)
@@ -77,6 +79,9 @@ func (h *handler) Provision(caddy.Context) error {
 	h.client = redis.NewClient(&redis.Options{Addr: h.Address, PoolSize: h.Pool})
 	h.limiter = redis_rate.NewLimiter(h.client)
 	h.limit = redis_rate.Limit{Rate: h.Rate, Period: time.Duration(h.Period), Burst: h.Burst}
+	for i := range h.Limits {
+		h.names = append(h.names, strconv.Itoa(i)+":")
+	}
 	return nil
 }
 
@@ -88,17 +93,22 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if !ok {
 		return caddyhttp.Error(http.StatusInternalServerError, errors.New("no client address"))
 	}
-	result, err := h.limiter.Allow(r.Context(), client, h.limit)
-	if err != nil {
-		return caddyhttp.Error(http.StatusInternalServerError, err)
+	for _, name := range h.names {
+		result, err := h.limiter.Allow(r.Context(), name+client, h.limit)
+		if r.Context().Err() != nil {
+			return nil // the client has gone
+		}
+		if err != nil {
+			return caddyhttp.Error(http.StatusInternalServerError, err)
+		}
+		if result.Allowed == 0 {
+			// the answer that edge_limit gives
+			w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(result.RetryAfter.Seconds()))))
+			w.WriteHeader(http.StatusTooManyRequests)
+			return nil
+		}
 	}
-	if result.Allowed > 0 {
-		return next.ServeHTTP(w, r)
-	}
-	// the answer that edge_limit gives
-	w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(result.RetryAfter.Seconds()))))
-	w.WriteHeader(http.StatusTooManyRequests)
-	return nil
+	return next.ServeHTTP(w, r)
 }
 
 // Interface guards.
