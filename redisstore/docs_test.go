@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"net"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -111,21 +113,10 @@ func TestDocumentedRights(t *testing.T) {
 	}
 	defer connected.Close()
 	ctx, c := context.Background(), connected.(*conn)
-	charges := []edgelimit.StoreCharge{
-		{Key: keyNumber(edgelimit.StoreLimit, 1), Increment: time.Second, Tolerance: time.Minute, ID: "a"},
-		{Key: keyNumber(edgelimit.StoreInFlight, 1), Max: 1, TTL: time.Minute, ID: "b"},
-	}
-	_, beatErr := c.Beat(ctx, edgelimit.Beat{Instance: "a", TTL: time.Second, Pepper: "b"})
-	takeErr, renewErr, giveBackErr := c.Take(ctx, charges), c.Renew(ctx, charges[1:]), c.GiveBack(ctx, charges)
-	_, leaseErr := c.Lease(ctx, edgelimit.LeaseRequest{Key: keyNumber(edgelimit.StoreCeiling, 1), Count: 1, Want: 1, Slot: time.Second, Slots: 10})
-	_, forgetErr := c.Forget(ctx, charges[0].Key)
-	warnings, checkErr := c.Check(ctx)
-	for what, err := range map[string]error{
-		"beat": beatErr, "take": takeErr, "renew": renewErr, "give back": giveBackErr, "lease": leaseErr, "forget": forgetErr, "check": checkErr,
-	} {
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+	askAll(t, c)
+	warnings, err := c.Check(ctx)
+	if err != nil {
+		t.Errorf("check: %v", err)
 	}
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "allkeys-lru") {
 		t.Errorf("warnings: %q, want one about the policy", warnings)
@@ -145,5 +136,74 @@ func TestDocumentedRights(t *testing.T) {
 				t.Errorf("%s runs %s, which the line does not allow", path, command[1])
 			}
 		}
+	}
+}
+
+// askAll asks a store for all that it can be asked for.
+func askAll(t *testing.T, c *conn) {
+	t.Helper()
+	ctx := context.Background()
+	charges := []edgelimit.StoreCharge{
+		{Key: keyNumber(edgelimit.StoreLimit, 1), Increment: time.Second, Tolerance: time.Minute, ID: "a"},
+		{Key: keyNumber(edgelimit.StoreInFlight, 1), Max: 1, TTL: time.Minute, ID: "b"},
+	}
+	_, beatErr := c.Beat(ctx, edgelimit.Beat{Instance: "a", TTL: time.Second, Pepper: "b"})
+	takeErr, renewErr, giveBackErr := c.Take(ctx, charges), c.Renew(ctx, charges[1:]), c.GiveBack(ctx, charges)
+	_, leaseErr := c.Lease(ctx, edgelimit.LeaseRequest{Key: keyNumber(edgelimit.StoreCeiling, 1), Count: 1, Want: 1, Slot: time.Second, Slots: 10})
+	_, forgetErr := c.Forget(ctx, charges[0].Key)
+	for what, err := range map[string]error{
+		"beat": beatErr, "take": takeErr, "renew": renewErr, "give back": giveBackErr, "lease": leaseErr, "forget": forgetErr,
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// The rights beyond these that a master with Sentinels and a database other than
+// 0 are said to need are enough, and each is needed.
+func TestDocumentedRightsBehindSentinels(t *testing.T) {
+	text, err := os.ReadFile("../docs/fleet.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`(?m)^ACL SETUSER edge on >(\S+) .*$`).FindSubmatch(text)
+	more := regexp.MustCompile("a master that Sentinels watch over `(\\+\\S+)`, and\\s+another `database` than 0 `(\\+\\S+)`").FindSubmatch(text)
+	if line == nil || more == nil {
+		t.Fatal("the documentation does not tell the rights")
+	}
+	master := startRedis(t)
+	_, port, _ := net.SplitHostPort(master)
+	config := filepath.Join(t.TempDir(), "sentinel.conf")
+	if err := os.WriteFile(config, []byte("sentinel monitor watched 127.0.0.1 "+port+" 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sentinel := startServer(t, func(args []string) []string { return append([]string{config, "--sentinel"}, args...) })
+	admin, err := (&Store{Address: []string{master}}).dial(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close()
+	for _, row := range []struct {
+		rights []string
+		enough bool
+	}{
+		{[]string{string(more[1]), string(more[2])}, true},
+		{[]string{string(more[1])}, false},
+		{[]string{string(more[2])}, false},
+	} {
+		t.Run(strings.Join(row.rights, " "), func(t *testing.T) {
+			admin.(*conn).do(t, "ACL", "DELUSER", "edge")
+			admin.(*conn).do(t, append(strings.Fields(string(line[0])), row.rights...)...)
+			store := &Store{Address: []string{sentinel}, MasterName: "watched", Database: 2, username: "edge", password: string(line[1])}
+			connected, err := store.dial(context.Background())
+			if (err == nil) != row.enough {
+				t.Fatalf("connecting: %v, want that it works: %t", err, row.enough)
+			}
+			if err == nil {
+				defer connected.Close()
+				askAll(t, connected.(*conn))
+			}
+		})
 	}
 }

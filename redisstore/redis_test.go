@@ -15,6 +15,12 @@ import (
 // startRedis runs a Redis until the test ends, and returns its address.
 func startRedis(t testing.TB, args ...string) string {
 	t.Helper()
+	return startServer(t, func(usual []string) []string { return append(append(usual, "--save", ""), args...) })
+}
+
+// startServer runs a server with arguments that are made of the usual ones.
+func startServer(t testing.TB, with func(usual []string) []string) string {
+	t.Helper()
 	server, err := exec.LookPath("redis-server")
 	if err != nil {
 		if os.Getenv("CI") == "true" {
@@ -29,7 +35,7 @@ func startRedis(t testing.TB, args ...string) string {
 	address := listener.Addr().String()
 	_, port, _ := net.SplitHostPort(address)
 	listener.Close()
-	cmd := exec.Command(server, append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)...)
+	cmd := exec.Command(server, with([]string{"--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir()})...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
