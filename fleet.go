@@ -10,6 +10,7 @@ import (
 	"errors"
 	"hash"
 	mathrand "math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -41,8 +42,12 @@ type fleet struct {
 	lastID   atomic.Uint64
 	tripped  chan struct{}
 
-	recovered int64         // when it was last found usable; of the background alone
+	// Of the background alone.
+	recovered int64         // when it was last found usable
 	pause     time.Duration // after the last failure
+	checked   int64         // when its settings were last looked at
+	warned    []string      // about its settings
+	untold    bool          // it does not tell them, which was said
 
 	attempt   sync.Once
 	attempted chan struct{} // closed when the first attempt to reach the store has ended
@@ -55,7 +60,6 @@ type fleet struct {
 	state     string
 	cause     error
 	since     time.Time
-	warned    string // the store's settings that were warned about
 	instances int
 	fewerFrom int64 // since when fewer instances are seen than instances says; 0: not so
 	running   map[string]runningCharge
@@ -74,6 +78,7 @@ const (
 	dialTimeout     = 2 * time.Second
 	renewInterval   = 10 * time.Second
 	inFlightTTL     = 3 * renewInterval
+	checkInterval   = time.Minute
 	fewerAfter      = 10 * time.Second // instances that fell silent count for so long
 	maxLost         = 10_000
 	goodbyeTimeout  = 100 * time.Millisecond
@@ -209,9 +214,12 @@ func (f *fleet) visit() time.Duration {
 		f.usable.Store(true)
 		f.recovered = clock()
 		f.setState(stateConnected, nil)
-		f.check(conn)
 		f.tellLost()
 		f.renew()
+	}
+	if now := clock(); !usable || now-f.checked >= int64(checkInterval) {
+		f.checked = now
+		f.check(conn)
 	}
 	return beatInterval
 }
@@ -239,21 +247,25 @@ func (f *fleet) connected() StoreConn {
 	return conn
 }
 
-// check warns about the store's settings, once for each.
+// check warns about the store's settings, once for as long as they are so.
 func (f *fleet) check(conn StoreConn) {
 	ctx, cancel := context.WithTimeout(context.Background(), beatTimeout)
 	defer cancel()
 	warnings, err := conn.Check(ctx)
 	if err != nil {
-		f.logger.Load().Info("the store does not tell its settings", zap.Error(err))
+		if !f.untold {
+			f.logger.Load().Info("the store does not tell its settings", zap.Error(err))
+		}
+		f.untold = true
 		return
 	}
+	f.untold = false
 	for _, warning := range warnings {
-		if f.warned != warning {
+		if !slices.Contains(f.warned, warning) {
 			f.logger.Load().Warn(warning)
-			f.warned = warning
 		}
 	}
+	f.warned = warnings
 }
 
 // leave says goodbye.

@@ -11,6 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
@@ -575,6 +579,33 @@ func TestSharedNumbers(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), row.wants) {
 			t.Errorf("%s: %v, want %q", row.site, err, row.wants)
 		}
+	}
+}
+
+// The store's settings are looked at now and then, and what is wrong with them is
+// said once for as long as it is so.
+func TestStoreSettingsAreWatched(t *testing.T) {
+	_, conn, fleet := newFleetInstance(t, "", "limit a 1/m")
+	core, logs := observer.New(zapcore.WarnLevel)
+	fleet.logger.Store(zap.New(core))
+	for _, step := range []struct {
+		reason string
+		since  time.Duration // the last look
+		wrong  []string
+		lines  int // so far
+	}{
+		{"nothing is wrong", checkInterval, nil, 0},
+		{"something is, and it is not time to look", checkInterval - time.Second, []string{"bad"}, 0},
+		{"it is time", checkInterval, []string{"bad"}, 1},
+		{"still so", checkInterval, []string{"bad"}, 1},
+		{"something else too", checkInterval, []string{"worse", "bad"}, 2},
+		{"mended", checkInterval, nil, 2},
+		{"wrong again", checkInterval, []string{"bad"}, 3},
+	} {
+		conn.warnings = step.wrong
+		fleet.checked = clock() - int64(step.since)
+		fleet.visit()
+		expect(t, logs.Len(), step.lines, step.reason+": lines")
 	}
 }
 
