@@ -100,7 +100,7 @@ func (p *Probe) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Ha
 func (p *Probe) answer(state *requestState) probeAnswer {
 	answer := probeAnswer{
 		Source: state.source.String(), Reason: state.reason.String(),
-		TrustedProxyHops: state.passed, SpoofIgnored: state.spoofIgnored(),
+		TrustedProxyHops: int(state.passed), SpoofIgnored: state.spoofIgnored(),
 		Healthy: state.reason == reasonNone && !state.unverified, Advice: state.config.advice(&state.resolution),
 	}
 	if state.peerTrusted || state.proven {

@@ -127,8 +127,8 @@ func phrasesOf(text string) (phrases []phrase) {
 // right. more says whether there are further ones.
 func (s *requestState) stops(entries []probedEntry) (stops []pageStop, more bool) {
 	peer := "no address"
-	if s.peer.IsValid() {
-		peer = s.peer.String()
+	if addr, _ := peerOf(s.peerAddr, nil); addr.IsValid() && !s.onUnix {
+		peer = addr.String()
 	}
 	stops = append(stops, pageStop{
 		Place: "The connection", Text: peer, Writer: "seen by this server, so nobody can forge it",
@@ -187,9 +187,9 @@ func (s *requestState) entryStop(n int, entry probedEntry, peer string) pageStop
 	}
 	switch {
 	case !entry.Read:
-	case n < s.passed && s.unverified:
+	case n < int(s.passed) && s.unverified:
 		stop.Role, stop.Fate = roleProxy, "counted as a proxy, not verified"
-	case n < s.passed:
+	case n < int(s.passed):
 		stop.Role, stop.Fate = roleProxy, "a trusted proxy, passed over"
 	case s.resolved():
 		stop.Role, stop.Fate = roleClient, "the client"

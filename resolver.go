@@ -90,12 +90,12 @@ func (r reason) String() string { return reasonNames[r] }
 // resolution answers who the client of a request is.
 type resolution struct {
 	client netip.Addr // canonical; the zero Addr when unresolved
-	peer   netip.Addr // canonical; the zero Addr for a Unix socket or no address
 	lines  []string   // the chain as it came, for the probe
-	passed int        // entries passed over on the way to the client
+	passed uint8      // entries passed over on the way to the client, at most maxHops
 	source source
 	reason reason
 
+	onUnix      bool // the peer is on a Unix socket
 	peerTrusted bool // the peer may write X-Forwarded-*
 	unread      bool // the chain goes on to the left of what was read
 	proven      bool // a valid proof was presented
@@ -125,7 +125,7 @@ func (c *Client) resolve(r *http.Request, vars map[string]any) (res resolution) 
 // does a header that a trusted peer left out.
 func (c *Client) resolveInto(res *resolution, r *http.Request, vars map[string]any, local net.Addr) {
 	peer, isUnix := peerOf(r.RemoteAddr, local)
-	res.peer, res.lines = peer, r.Header[c.Header]
+	res.onUnix, res.lines = isUnix, r.Header[c.Header]
 	byServer := false
 	switch {
 	case c.Connection:
@@ -141,7 +141,7 @@ func (c *Client) resolveInto(res *resolution, r *http.Request, vars map[string]a
 	case c.Proof != nil && c.Proof.presented(r.Header):
 		c.Proof.client(r.Header, res)
 	case !res.peerTrusted:
-		c.connection(res)
+		c.connection(peer, res)
 	case len(res.lines) == 0:
 		res.unresolve(reasonMissingHeader)
 	case byServer:
@@ -211,17 +211,17 @@ func (p *Proof) client(h http.Header, res *resolution) {
 // connection takes the peer as the client. A chain from a private peer that is
 // not trusted is how a whole site ends up in one bucket, so it is remarked on,
 // unless the configuration says that nothing stands in front.
-func (c *Client) connection(res *resolution) {
-	if !res.peer.IsValid() {
+func (c *Client) connection(peer netip.Addr, res *resolution) {
+	if !peer.IsValid() {
 		res.unresolve(reasonNoAddress)
 		return
 	}
 	remark := reasonNone
-	if len(res.lines) > 0 && !c.Connection && privateRange(res.peer).IsValid() {
+	if len(res.lines) > 0 && !c.Connection && privateRange(peer).IsValid() {
 		remark = reasonUntrustedHeader
 	}
 	res.unread = len(res.lines) > 0
-	res.resolve(res.peer, sourceConnection, remark)
+	res.resolve(peer, sourceConnection, remark)
 }
 
 // server follows Caddy's own trusted_proxies. Their ranges cannot be read by a
@@ -245,7 +245,7 @@ func (c *Client) server(r *http.Request, vars map[string]any, res *resolution) {
 				break
 			}
 			if parsed, readable := caddyParses(entry); !readable || !allTrusted && parsed == found {
-				res.passed = n
+				res.passed = uint8(n)
 				c.takeEntry(entry, &entries, res, sourceServer, reasonNone)
 				return
 			}
@@ -382,10 +382,10 @@ func (c *Client) explain(res *resolution) []probedEntry {
 		if !ok {
 			break
 		}
-		read := verified && n <= res.passed
+		read := verified && n <= int(res.passed)
 		explained = append(explained, probedEntry{Entry: strings.Trim(entry, " \t"), Writer: writer, Read: read})
 		switch {
-		case !read || n == res.passed:
+		case !read || n == int(res.passed):
 			writer, verified = "caller", false
 		case res.unverified:
 			writer = "unverified"

@@ -67,7 +67,7 @@ func (c *Client) advice(res *resolution) string {
 		return "an entry that hops passes over is no trusted proxy: somebody reaches an inner proxy directly, or a proxy's range is missing in trusted_proxies"
 	case reasonUntrustedHeader:
 		return "a private peer that is not trusted sends " + header + ": if it is your proxy, all its clients share one budget; " +
-			"add `trusted_proxies static " + privateRange(res.peer).String() + "` to the client block, " +
+			"add `trusted_proxies static " + privateRange(res.client).String() + "` to the client block, " +
 			"or `client connection` if nothing stands in front"
 	}
 	if res.unverified {
