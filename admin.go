@@ -329,9 +329,9 @@ func (a *App) serveResolve(w http.ResponseWriter, r *http.Request) error {
 	client.setLines(request.Header, query["header"])
 	request = caddyhttp.PrepareRequest(request, caddy.NewReplacer(), nil, server)
 	res := client.resolve(request, varsOf(request))
-	state := &requestState{resolution: res, config: client, peerAddr: peer, clientText: unresolvedName}
+	state := &requestState{resolution: res, config: client, peerAddr: peer}
 	if res.resolved() {
-		state.clientText = res.client.String()
+		state.remoteAddr = netip.AddrPortFrom(res.client, 0).String()
 	}
 	return writeJSON(w, (&Probe{Detail: true}).answer(state))
 }

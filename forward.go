@@ -175,7 +175,7 @@ func (f *forwarder) tell(r *http.Request, state *requestState) {
 	delete(r.Header, headerForwardedFor)
 	r.RemoteAddr = state.remoteAddr
 	for _, name := range f.headers {
-		value := state.clientText
+		value := state.clientText()
 		if name == headerForwarded {
 			value = forwardedElement(state.client)
 		}

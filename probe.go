@@ -107,7 +107,8 @@ func (p *Probe) answer(state *requestState) probeAnswer {
 		answer.TrustedProxyHops++
 	}
 	if state.resolved() {
-		answer.Resolved = &state.clientText
+		client := state.clientText()
+		answer.Resolved = &client
 	}
 	if p.Detail {
 		peer := state.peerAddr

@@ -91,10 +91,10 @@ func (p *Probe) page(state *requestState, answer *probeAnswer) *pageView {
 		view.Forged = "they could have been believed: the answer rests on unverified hops"
 	}
 	if state.resolved() {
-		view.Resolved = state.clientText
-		view.Verdict, view.Headline = verdictGood, "You are "+state.clientText
+		view.Resolved = state.clientText()
+		view.Verdict, view.Headline = verdictGood, "You are "+state.clientText()
 		if !answer.Healthy {
-			view.Verdict, view.Headline = verdictDoubt, "You are "+state.clientText+", but look here"
+			view.Verdict, view.Headline = verdictDoubt, "You are "+state.clientText()+", but look here"
 		} else if state.source != sourceProof && !state.config.Connection && privateRange(state.client).IsValid() {
 			view.Remark = "This is a private address. If your device does not have it, something in front hides you, " +
 				"such as a proxy that is not known here, or Docker. Then everybody behind it shares one budget."
@@ -160,7 +160,7 @@ const (
 
 func (s *requestState) proofStop() pageStop {
 	stop := pageStop{
-		Place: "Stated with a proof", Text: s.clientText, Writer: "written by a holder of the secret",
+		Place: "Stated with a proof", Text: s.clientText(), Writer: "written by a holder of the secret",
 		Role: roleClient, Fate: "the client",
 	}
 	if !s.resolved() {

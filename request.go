@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -22,8 +23,7 @@ type requestState struct {
 	resolution
 	config     *Client // by which it was resolved
 	peerAddr   string  // r.RemoteAddr as the connection gave it
-	remoteAddr string  // what r.RemoteAddr is while the upstream is told
-	clientText string  // the client, or "unresolved"
+	remoteAddr string  // what r.RemoteAddr is while the upstream is told: the client's, if it was resolved
 	forged     bool    // identity headers came from somebody who is not trusted
 	ipv4Bits   uint8
 	ipv6Bits   uint8
@@ -81,26 +81,25 @@ func isErrorRoute(r *http.Request) bool {
 // remember keeps the state, whose client was resolved, for all that comes after,
 // and makes Caddy's own client_ip agree with it.
 func (s *requestState) remember(r *http.Request, server *caddyhttp.Server) {
-	s.peerAddr, s.remoteAddr, s.clientText = r.RemoteAddr, r.RemoteAddr, unresolvedName
+	s.peerAddr, s.remoteAddr = r.RemoteAddr, r.RemoteAddr
 	switch {
 	case !s.resolved():
 	case s.source == sourceConnection:
-		s.clientText = clientTextOf(s.client, s.vars)
-		if host, _, _ := net.SplitHostPort(r.RemoteAddr); host != s.clientText {
+		var space [len(s.text)]byte
+		if canonical := s.client.AppendTo(space[:0]); s.clientText() != string(canonical) {
 			peer, _ := netip.ParseAddrPort(r.RemoteAddr)
-			s.remoteAddr = netip.AddrPortFrom(s.client, peer.Port()).String() // its canonical form
+			s.remoteAddr = netip.AddrPortFrom(s.client, peer.Port()).String()
 		}
 	default:
-		// One text for both, in the state itself, which is allocated anyway. It is
-		// written once, here, and never changed: that is what makes it a string.
+		// The text lies in the state itself, which is allocated anyway. It is written
+		// once, here, and never changed: that is what makes it a string.
 		text := netip.AddrPortFrom(s.client, 0).AppendTo(s.text[:0])
 		s.remoteAddr = unsafe.String(unsafe.SliceData(text), len(text))
-		s.clientText = hostPart(s.remoteAddr)
 	}
 	s.vars[stateVar] = s
 	s.logTo(r, server)
-	if s.vars[caddyhttp.ClientIPVarKey] != s.clientText {
-		s.vars[caddyhttp.ClientIPVarKey] = s.clientText
+	if text := s.clientText(); s.vars[caddyhttp.ClientIPVarKey] != text {
+		s.vars[caddyhttp.ClientIPVarKey] = text // a direct client's stands there already
 	}
 	s.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if s.repl != nil {
@@ -108,15 +107,12 @@ func (s *requestState) remember(r *http.Request, server *caddyhttp.Server) {
 	}
 }
 
-// clientTextOf is the text of an address: the one that Caddy has found already,
-// if that is the same, so that direct clients need no new one.
-func clientTextOf(addr netip.Addr, vars map[string]any) string {
-	var space [48]byte
-	text := addr.AppendTo(space[:0])
-	if found, ok := vars[caddyhttp.ClientIPVarKey].(string); ok && found == string(text) {
-		return found
+// clientText is the client, or "unresolved".
+func (s *requestState) clientText() string {
+	if !s.resolved() {
+		return unresolvedName
 	}
-	return string(text)
+	return hostPart(s.remoteAddr)
 }
 
 // logTo adds the request's resolution, and what denied it, to its access log
@@ -133,7 +129,7 @@ func (s *requestState) logTo(r *http.Request, server *caddyhttp.Server) {
 // MarshalLogObject writes the fields of the access log. It runs when the entry
 // is written, after all handlers.
 func (s *requestState) MarshalLogObject(enc zapcore.ObjectEncoder) error {
-	enc.AddString("client", s.clientText)
+	enc.AddString("client", s.clientText())
 	enc.AddString("source", s.source.String())
 	if s.reason != reasonNone {
 		enc.AddString("reason", s.reason.String())
@@ -147,9 +143,9 @@ func (s *requestState) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// hostPart is the address in "address:0" or "[address]:0".
+// hostPart is the address in "address:port" or "[address]:port".
 func hostPart(addrPort string) string {
-	host := addrPort[:len(addrPort)-len(":0")]
+	host := addrPort[:strings.LastIndexByte(addrPort, ':')]
 	if host[0] == '[' {
 		return host[1 : len(host)-1]
 	}
@@ -160,7 +156,7 @@ func hostPart(addrPort string) string {
 func (s *requestState) placeholder(name string) (any, bool) {
 	switch name {
 	case "http.edge_limit.client_ip":
-		return s.clientText, true
+		return s.clientText(), true
 	case "http.edge_limit.client":
 		return s.clientInKey(), true
 	case "http.edge_limit.source":
