@@ -75,8 +75,8 @@ func measureFlood(o options, programs map[string]string, directory string, repor
 // often as a bare one does with 100. A table counts as heap in use, and with the
 // same GOGC the server would collect less often: it would look faster than it is.
 func paceAlike(g *generator, o options, programs map[string]string, directory string, flooded serverKind, maxKeys int) (gogc int, err error) {
-	collections := func(kind serverKind, before int) (float64, error) {
-		s, err := startServer(kind, programs, directory, o.serverCPU, 100)
+	collections := func(kind serverKind, gogc, before int) (float64, error) {
+		s, err := startServer(kind, programs, directory, o.serverCPU, gogc)
 		if err != nil {
 			return 0, err
 		}
@@ -89,18 +89,22 @@ func paceAlike(g *generator, o options, programs map[string]string, directory st
 		m, err := measure(g, s, l)
 		return m.collections, err
 	}
-	wanted, err := collections(bare, 100_000)
+	wanted, err := collections(bare, 100, 100_000)
 	if err != nil {
 		return 0, err
 	}
-	got, err := collections(flooded, maxKeys+maxKeys/10)
-	if err != nil {
-		return 0, err
+	gogc = 100
+	for range 2 {
+		got, err := collections(flooded, gogc, maxKeys+maxKeys/10)
+		if err != nil {
+			return 0, err
+		}
+		if got == 0 || wanted == 0 {
+			return 0, errors.New("the garbage collector never ran")
+		}
+		// Garbage between two collections grows with GOGC, and how often they come
+		// falls with it; but a part of the heap does not, so a second step is needed.
+		gogc = max(1, int(math.Round(float64(gogc)*got/wanted)))
 	}
-	if got == 0 || wanted == 0 {
-		return 0, errors.New("the garbage collector never ran")
-	}
-	// Garbage between two collections grows with GOGC, and how often they come
-	// falls with it.
-	return max(1, int(math.Round(100*got/wanted))), nil
+	return gogc, nil
 }
