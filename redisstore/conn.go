@@ -113,7 +113,11 @@ func (c *conn) run(ctx context.Context, script *rueidis.Lua, keys, args []string
 var errStale = &edgelimit.StoreError{Kind: edgelimit.StoreStale, Err: errors.New("the call came to the server too late")}
 
 func micros(d time.Duration) string {
-	return strconv.FormatInt(int64((d+time.Microsecond-1)/time.Microsecond), 10)
+	whole := d / time.Microsecond
+	if d%time.Microsecond > 0 {
+		whole++
+	}
+	return strconv.FormatInt(int64(whole), 10)
 }
 
 // Take implements edgelimit.StoreConn. In a cluster keys lie in different

@@ -219,9 +219,10 @@ func TestScriptsAgainstModel(t *testing.T) {
 // randomCharges are those of one request: different keys, of few.
 func randomCharges(random *rand.Rand, step int) []edgelimit.StoreCharge {
 	pick := func(d ...time.Duration) time.Duration { return d[random.IntN(len(d))] }
+	plain := random.IntN(3) == 0 // as most requests are, which has a way of its own
 	var charges []edgelimit.StoreCharge
 	for n, key := range random.Perm(6)[:1+random.IntN(3)] {
-		charge := edgelimit.StoreCharge{ID: fmt.Sprintf("i%d.%d", step, n), Observe: random.IntN(6) == 0}
+		charge := edgelimit.StoreCharge{ID: fmt.Sprintf("i%d.%d", step, n), Observe: !plain && random.IntN(6) == 0}
 		if key == 5 {
 			charge.Key, charge.Max, charge.TTL = keyNumber(edgelimit.StoreInFlight, 1), 3, time.Minute
 			charges = append(charges, charge) // its answer tells no time: never first
@@ -231,6 +232,10 @@ func randomCharges(random *rand.Rand, step int) []edgelimit.StoreCharge {
 		charge.Key = keyNumber(edgelimit.StoreLimit, key)
 		charge.Tolerance = interval * pick(1, 5, 20)
 		charge.Increment = min(interval*pick(1, 1, 1, 2), charge.Tolerance)
+		if plain && key != 1 { // whose charges may all be given back
+			charges = append([]edgelimit.StoreCharge{charge}, charges...)
+			continue
+		}
 		charge.Ban, charge.Extend = pick(0, 0, 5*time.Millisecond, 50*time.Millisecond), random.IntN(2) == 0
 		charge.Returns, charge.Peek, charge.Look = key == 1, random.IntN(8) == 0, random.IntN(20) == 0
 		charge.Peek = charge.Peek || charge.Look
