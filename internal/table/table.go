@@ -7,7 +7,7 @@
 //
 // # Structure
 //
-// A table is split into shards of about 4096 slots, each with its own mutex. A
+// A table is split into shards of about 2048 slots, each with its own mutex. A
 // shard is a flat array of sets, and a set has 8 slots of 16 bytes without
 // pointers: two cache lines, and nothing for the garbage collector to look at.
 // A shard starts with one set and doubles when a newcomer finds no room, until
@@ -54,7 +54,7 @@ import (
 // shardSlots is how many slots a shard has at full size, at most, when a table
 // is made. Small enough that growing one shard holds up its keys for well
 // under a millisecond, large enough that the shards fill up evenly.
-const shardSlots = 4096
+const shardSlots = 2048
 
 // Table is a bounded table of TATs. Make it with [New]: the zero value is not
 // usable. It must not be copied. All methods may be called at the same time;

@@ -546,7 +546,7 @@ func TestRaisingTheBoundForgetsNothing(t *testing.T) {
 // that was made for many does not end in shards of a few slots.
 func TestResizeSplitsAnew(t *testing.T) {
 	table := New(1000)
-	for _, row := range []struct{ to, shards int }{{1_000_000, 245}, {2_000_000, 245}, {100, 1}, {10_000, 1}, {20_000, 5}} {
+	for _, row := range []struct{ to, shards int }{{1_000_000, 489}, {2_000_000, 489}, {100, 1}, {8_000, 1}, {10_000, 5}, {20_000, 5}} {
 		table.Resize(row.to, 1)
 		if n := len(*table.shards.Load()); n != row.shards {
 			t.Errorf("%d shards for %d keys, want %d", n, row.to, row.shards)
