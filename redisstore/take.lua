@@ -1,10 +1,11 @@
 -- Charges a request: reads all, decides, then writes all.
 --
--- KEYS: one a charge. ARGV: the deadline, or 0, which plain.lua has kept; then for each charge eight
--- fields: kind, flags, id, and for a limit increment, tolerance, ban, 0, 0, for
--- an in_flight 0, 0, 0, max, ttl. Returns now, the number of the charge that
--- denies or 0, or -1 when it is too late, the number of values that were not
--- ours, and for each charge: 1 if it denies, debt, wait, rest of the ban.
+-- KEYS: one a charge. ARGV: the deadline, or 0, which plain.lua has kept; then
+-- for each charge eight fields: kind, flags, id, and for a limit increment,
+-- tolerance, ban, 0, 0, for an in_flight 0, 0, 0, max, ttl. Returns now, the
+-- number of the charge that denies or 0, or -1 when it is too late, the number of
+-- values that were not ours, and for each charge: 1 if it denies, debt, wait, rest
+-- of the ban.
 
 local flag_names = {o = 'observe', e = 'extend', r = 'returns', p = 'peek', l = 'look', t = 'late'}
 local charges = {}
