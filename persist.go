@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -231,7 +232,12 @@ func pepperCheck(pepper []byte) []byte {
 
 func encodeSnapshot(limits map[string]*limitState, pepper []byte, now int64, wall time.Time) []byte {
 	le := binary.LittleEndian
-	data := le.AppendUint16([]byte(snapshotMagic), snapshotVersion)
+	size := 0
+	for name, state := range limits {
+		size += len(name) + 18 + 16*state.buckets.Len()
+	}
+	data := make([]byte, 0, size+100) // to let it grow would be to copy all of it several times
+	data = le.AppendUint16(append(data, snapshotMagic...), snapshotVersion)
 	data = append(data, pepperCheck(pepper)...)
 	data = le.AppendUint64(data, uint64(wall.UnixNano()))
 	for name, state := range limits {
@@ -250,8 +256,15 @@ func encodeSnapshot(limits map[string]*limitState, pepper []byte, now int64, wal
 		}
 		le.PutUint64(data[countAt:], count)
 	}
-	sum := sha256.Sum256(data)
-	return append(data, sum[:]...)
+	// Nothing can interrupt the hashing of one piece of memory, which takes more
+	// than ten milliseconds for a million debts. So it is done in small ones, and
+	// requests come first after each.
+	sum := sha256.New()
+	for piece := range slices.Chunk(data, 64<<10) {
+		sum.Write(piece)
+		runtime.Gosched()
+	}
+	return sum.Sum(data)
 }
 
 // decodeSnapshot reads the debts as they are after the time that went by. A clock
