@@ -36,8 +36,8 @@ type options struct {
 func main() {
 	var o options
 	only := flag.String("rows", "", "measure only rows whose server's name matches")
-	flag.IntVar(&o.rounds, "rounds", 5, "how often each server is measured")
-	flag.DurationVar(&o.duration, "duration", 3*time.Second, "how long a server is measured in a round")
+	flag.IntVar(&o.rounds, "rounds", 15, "how often each server is measured")
+	flag.DurationVar(&o.duration, "duration", time.Second, "how long a server is measured in a round; with less, what is compared is closer together")
 	flag.IntVar(&o.connections, "connections", 32, "connections of the load generator")
 	flag.IntVar(&o.serverCPU, "server-cpu", 0, "core of the server")
 	flag.IntVar(&o.loadCPU, "load-cpu", 1, "core of the load generator")

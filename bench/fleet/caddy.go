@@ -67,7 +67,7 @@ func (b *bench) config(name string, l limit, home string) string {
 		site += "}\n"
 	case perRequest:
 		global = "servers {\n" + trusted + "}\n"
-		site = fmt.Sprintf("per_request %s %d %d %s %d %d\n", b.ports.redis, b.connections, l.count, l.window, l.burst, l.times)
+		site = fmt.Sprintf("per_request %s %d %d %s %d %d\n", b.ports.redis, b.pool, l.count, l.window, l.burst, l.times)
 	}
 	return fmt.Sprintf("{\nadmin off\nauto_https off\npersist_config off\ngrace_period 1s\nstorage file_system %s\n%s}\n"+
 		"http://:%d {\nbind 127.0.0.1\n%srespond ok\n}\nhttp://:%d {\nbind 127.0.0.1\nmetrics\n}\n",

@@ -27,7 +27,7 @@ func measureDecisions(s *redisServer, o options) error {
 		return err
 	}
 	defer conn.Close()
-	client := redis.NewClient(&redis.Options{Addr: s.address.String(), PoolSize: o.connections})
+	client := redis.NewClient(&redis.Options{Addr: s.address.String(), PoolSize: o.pool})
 	defer client.Close()
 	limiter := redis_rate.NewLimiter(client)
 	limit := redis_rate.Limit{Rate: 1, Period: time.Second, Burst: 1 << 30}

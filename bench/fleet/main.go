@@ -27,6 +27,7 @@ type options struct {
 	warmUp      time.Duration
 	connections int
 	clients     int
+	pool        int // the most connections of redis_rate; 0: as many as its client library allows by itself
 	caddyCPU    int
 	otherCPU    int
 	maxProcs    int
@@ -46,6 +47,7 @@ func main() {
 	flag.DurationVar(&o.warmUp, "warmup", 2*time.Second, "how long a Caddy gets the same load before: whole seconds")
 	flag.IntVar(&o.connections, "connections", 64, "connections of the load generator")
 	flag.IntVar(&o.clients, "clients", 1000, "how many clients the requests come from")
+	ownPool := flag.Bool("own-pool", false, "leave it to redis_rate's client library how many connections to Redis it has, ten for each of GOMAXPROCS; else one for each of the load generator's")
 	flag.IntVar(&o.caddyCPU, "caddy-cpu", 0, "core of Caddy")
 	flag.IntVar(&o.otherCPU, "other-cpu", 1, "core of Redis and wrk")
 	flag.IntVar(&o.maxProcs, "gomaxprocs", 0, "GOMAXPROCS of the Caddys; 0: the number of cores that they may run on, so 1 when pinned")
@@ -56,6 +58,9 @@ func main() {
 	flag.IntVar(&o.keys, "keys", 20_000, "keys whose size is measured; 0: none")
 	flag.IntVar(&o.calls, "calls", 200_000, "calls of a script whose time is measured; 0: none")
 	flag.Parse()
+	if !*ownPool {
+		o.pool = o.connections
+	}
 	if !*pin {
 		o.caddyCPU, o.otherCPU = process.AnyCPU, process.AnyCPU
 	}
@@ -132,7 +137,12 @@ func (o *options) describe() {
 	} else {
 		fmt.Printf("GOMAXPROCS=%d, ", o.maxProcs)
 	}
-	fmt.Printf("GOGC=100. %d connections, %d clients.\n", o.connections, o.clients)
+	fmt.Printf("GOGC=100. %d connections, %d clients. redis_rate has ", o.connections, o.clients)
+	if o.pool == 0 {
+		fmt.Println("as many connections to Redis as its client library allows by itself.")
+	} else {
+		fmt.Printf("%d connections to Redis at most.\n", o.pool)
+	}
 }
 
 // ports are where things listen.
