@@ -212,6 +212,9 @@ func (h *Handler) settleOptions(ctx caddy.Context, app *App) error {
 	h.ipv4Bits = cmp.Or(app.IPv4Prefix, defaultIPv4Prefix)
 	h.ipv6Bits = cmp.Or(app.IPv6Prefix, defaultIPv6Prefix)
 	h.warnLax()
+	if h.forwarder.off && (h.Strip != nil || h.Forward == nil && app.Strip != nil) {
+		h.warnUselessStrip(strip)
+	}
 	return nil
 }
 

@@ -188,6 +188,14 @@ func (h *Handler) warnLax() {
 	}
 }
 
+// warnUselessStrip says that headers stay which somebody wanted to be removed. A
+// global strip under a site's own forward off is no mistake, but an exception.
+func (h *Handler) warnUselessStrip(names []string) {
+	warnOnce(h.logger, h.site, "strip",
+		"forward off leaves all headers as they came, so strip removes none: drop strip, or let Caddy's request_header remove them",
+		zap.Strings("strip", names))
+}
+
 func serverName(r *http.Request) string {
 	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server != nil {
 		return server.Name()

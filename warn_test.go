@@ -228,6 +228,9 @@ func TestWarningOfRemovedHeader(t *testing.T) {
 				name = ""
 				row.lines = strings.ReplaceAll(row.lines, "strip ", newSiteName()+" ")
 			}
+			if strings.Contains(row.lines, "forward off") { // beside which strip is a mistake of its own
+				name = fmt.Sprintf("limit l%d 1000/s", warningRuns.Add(1))
+			}
 			caddyfile := "http://test.local {\nedge_limit {\n" + name + "\n" + row.lines + "}\nrespond ok\n}"
 			w := watch(t, caddyfile)
 			for range 20 {
@@ -349,6 +352,7 @@ func TestWarningAtLoad(t *testing.T) {
 		{"a key of the peer where there are none", "limit peers 5/m {\nkey {remote_host}\n}", nil},
 		{"a key of the client", "client {\ntrusted_proxies static 10.0.0.0/8\n}\nlimit clients 5/m", nil},
 		{"a key of the peer behind proxies on a Unix socket", "client {\ntrusted_proxies_unix\n}\nlimit peers 5/m {\nkey {remote_host}\n}", []string{"{remote_host}", "peers"}},
+		{"headers to remove, and forward off", "forward off", []string{"strip removes none", "X-Warn-"}},
 		{"what is in flight by peer, behind proxies", "client {\ntrusted_proxies static 10.0.0.0/8\n}\nin_flight peers 5 {\nkey {remote_host}\n}", []string{"{remote_host}", "peers"}},
 	} {
 		t.Run(row.reason, func(t *testing.T) {
@@ -379,11 +383,32 @@ http://test.local {
 	w.onlyWarning(t, []string{"contains every address"})
 }
 
+// Where forward off is a site's exception from a global strip, nothing is wrong.
+func TestWarningOfUselessStrip(t *testing.T) {
+	for _, row := range []struct {
+		reason        string
+		global, local string
+		want          []string
+	}{
+		{"an exception", "strip X-Global", "forward off", nil},
+		{"both are global", "strip X-Global\nforward off", "", []string{"strip removes none", "X-Global"}},
+		{"the site's own strip", "forward off", "strip X-Local", []string{"strip removes none", "X-Local"}},
+		{"a site that forwards again", "forward off", "strip X-Local\nforward X-Real-IP", nil},
+	} {
+		t.Run(row.reason, func(t *testing.T) {
+			limit := fmt.Sprintf("limit l%d 5/m", warningRuns.Add(1)) // a site unlike all others
+			w := watch(t, "{\nedge_limit {\n"+row.global+"\n}\n}\nhttp://test.local {\nedge_limit {\n"+row.local+"\n"+limit+"\n}\nrespond ok\n}")
+			w.onlyWarning(t, row.want)
+		})
+	}
+}
+
 // The secret of a proof is in no line, and the header that carries it is warned
 // of where access logs show it.
 func TestWarningOfProofHeader(t *testing.T) {
+	own := fmt.Sprintf("X-Proof-%d", warningRuns.Add(1)) // a header is warned of once in a process
 	for header, parts := range map[string][]string{
-		"X-Proof-Warned":      {"error and access logs in clear", "X-Proof-Warned", "request>headers>X-Proof-Warned delete", "Proxy-Authorization"},
+		own:                   {"error and access logs in clear", own, "request>headers>" + own + " delete", "Proxy-Authorization"},
 		"Proxy-Authorization": nil,
 		"Authorization":       nil,
 	} {
