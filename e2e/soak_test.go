@@ -20,8 +20,10 @@ import (
 // resets those that nobody has accepted yet, with edge_limit and without. HTTP
 // clients send a request again that got no answer for that (RFC 9112, section
 // 9.3.1); net/http does for reused connections, and this test for new ones, once
-// a reload at most. wrk does not, and counts an error: at most one for each of
-// its connections and reload.
+// a reload at most. wrk does not, and counts an error: about one for each of its
+// connections and reload, and at most two, for a connection that it makes again
+// can still be one that nobody accepts. (A Caddy without edge_limit had 481 in 60
+// reloads with 8 connections, on a busy machine.)
 func TestSoak(t *testing.T) {
 	needLoopbackNetwork(t)
 	t.Parallel()
@@ -124,7 +126,7 @@ func TestSoak(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if strings.Contains(text, "Non-2xx") || connect+timeout > 0 || read+write > connections*reloads {
+	if strings.Contains(text, "Non-2xx") || connect+timeout > 0 || read+write > 2*connections*reloads {
 		t.Errorf("requests were lost:\n%s", text)
 	}
 	if served < 1000 {
