@@ -24,8 +24,8 @@ func measureFlood(o options, programs map[string]string, directory string, repor
 	window := o.flood / floodWindows
 	maxKeys := max(1000, window) // the default, a million, for a flood of 10 million
 	flooded := serverKind{name: "flood", program: "ours", status: "200",
-		options: fmt.Sprintf("edge_limit {\nmax_keys %d\nclient {\ntrusted_proxies static 127.0.0.1/32\n}\n}\n", maxKeys),
-		config:  "edge_limit {\nlimit each 10/1d\n" + endlessCeiling + "}\nrespond ok"}
+		options: fmt.Sprintf("edge_limit {\nmax_keys %d\n%s}\n", maxKeys, trustLoad),
+		config:  "edge_limit {\n" + lastingLimit + endlessCeiling + "}\nrespond ok"}
 
 	g := &generator{cpu: o.loadCPU}
 	gogc, err := paceAlike(g, o, programs, directory, flooded, maxKeys)

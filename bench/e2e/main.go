@@ -148,6 +148,7 @@ func compareServers(o options, programs map[string]string, directory string, rep
 		}
 	}()
 	var measured []row
+	var requests []func() []byte
 	for _, row := range rows {
 		if _, ok := programs[row.server.program]; !ok || !o.wants(row) {
 			continue
@@ -156,18 +157,23 @@ func compareServers(o options, programs map[string]string, directory string, rep
 		if err != nil {
 			return err
 		}
-		servers, measured = append(servers, s), append(measured, row)
-		if err := warmUp(g, s, o, sameRequest(requestHead+"\r\n")); err != nil {
+		request := directClient()
+		if s.request != nil {
+			request = s.request()
+		}
+		servers, measured, requests = append(servers, s), append(measured, row), append(requests, request)
+		if err := warmUp(g, s, o, request); err != nil {
 			return err
 		}
 	}
 	results := make(map[string][]measurement)
 	for round := range o.rounds {
 		for i := range servers {
-			s := servers[(i+round)%len(servers)] // none is always the first
+			turn := (i + round) % len(servers) // none is always the first
+			s := servers[turn]
 			m, err := measure(g, s, load{
 				address: s.address, connections: o.connections, status: s.status,
-				request: sameRequest(requestHead + "\r\n"), duration: o.duration,
+				request: requests[turn], duration: o.duration,
 			})
 			if err != nil {
 				return err

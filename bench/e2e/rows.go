@@ -6,6 +6,10 @@ const (
 	endlessLimit   = "limit many 1000000/s {\n burst 1000000000000000\n}\n"
 	endlessCeiling = "ceiling all 10000000000/1h\n"
 	denyingLimit   = "limit few 1/1d\n"
+
+	// what the flood has too, but for the size of its table
+	lastingLimit = "limit each 10/1d\n"
+	trustLoad    = "client {\ntrusted_proxies static 127.0.0.1/32\n}\n"
 )
 
 var (
@@ -25,6 +29,17 @@ var (
 	errorRouted = serverKind{name: "bare Caddy: error 429 and handle_errors", program: "bare", status: "429",
 		config: "error 429\nhandle_errors {\n respond 429\n}"}
 
+	// What an allowed request costs, step by step from bare Caddy to the flood: the
+	// load generator is a trusted proxy in front of these.
+	bareBehind     = serverKind{name: "bare Caddy behind a proxy", program: "bare", config: "respond ok", status: "200", request: oneClient}
+	resolvedBehind = serverKind{name: "behind a proxy, no limit", program: "ours", status: "200",
+		options: "edge_limit {\n" + trustLoad + "}\n", config: "edge_limit\nrespond ok", request: oneClient}
+	allowedBehind = serverKind{name: "behind a proxy, all allowed, one client", program: "ours", status: "200",
+		options: "edge_limit {\n" + trustLoad + "}\n", config: "edge_limit {\n" + endlessLimit + endlessCeiling + "}\nrespond ok", request: oneClient}
+	freshBehind = serverKind{name: "behind a proxy, fresh clients, a table of 1000", program: "ours", status: "200",
+		options: "edge_limit {\nmax_keys 1000\n" + trustLoad + "}\n", config: "edge_limit {\n" + lastingLimit + endlessCeiling + "}\nrespond ok",
+		request: func() func() []byte { return freshClients(requestHead) }}
+
 	nginxBare    = serverKind{name: "bare nginx", program: "nginx", config: "empty_gif;", status: "200"}
 	nginxAllowed = serverKind{name: "nginx limit_req, all allowed", program: "nginx", status: "200",
 		options: "limit_req_zone $binary_remote_addr zone=many:10m rate=1000000r/s;",
@@ -36,6 +51,11 @@ var (
 		options: "limit_req_zone $binary_remote_addr zone=few:10m rate=1r/m; limit_req_status 429;",
 		config:  "limit_req zone=few; empty_gif;"}
 )
+
+func directClient() func() []byte { return sameRequest(requestHead + "\r\n") }
+func oneClient() func() []byte {
+	return sameRequest(requestHead + "X-Forwarded-For: 192.0.2.1\r\n\r\n")
+}
 
 // row compares one server with another, and says what is to be reached.
 type row struct {
@@ -54,6 +74,10 @@ var rows = []row{
 	{server: denied, against: bare429, atLeast: 0.95, floor: bareAnswer.name},
 	{server: errorRouted, against: bare429},
 	{server: deniedRouted, against: bare429, atLeast: 0.80, floor: errorRouted.name},
+	{server: bareBehind, against: bareBehind},
+	{server: resolvedBehind, against: bareBehind},
+	{server: allowedBehind, against: bareBehind},
+	{server: freshBehind, against: bareBehind},
 	{server: nginxBare, against: nginxBare},
 	{server: nginxAllowed, against: nginxBare},
 	{server: nginxDenied, against: nginxBare},

@@ -16,10 +16,11 @@ import (
 // serverKind is a program under test and how it is set up.
 type serverKind struct {
 	name    string
-	program string // bare, nothing, ours or nginx
-	options string // lines of Caddy's global options
-	config  string // the site's directives, or nginx's location
-	status  string // that it answers with
+	program string               // bare, nothing, ours or nginx
+	options string               // lines of Caddy's global options
+	config  string               // the site's directives, or nginx's location
+	status  string               // that it answers with
+	request func() func() []byte // makes the maker of what is sent to it; nil: directClient
 }
 
 // server is one that runs.
