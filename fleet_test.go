@@ -434,6 +434,30 @@ func TestBreakerTripsAtOnce(t *testing.T) {
 	}
 }
 
+// The metric has each state that a store can be in, and no other. Calls that come
+// too late, one after the other, are a state; that too many are under way is not,
+// and neither is a value that is not ours.
+func TestStatesInTheMetric(t *testing.T) {
+	i, conn, fleet := newFleetInstance(t, "", "limit a 1000/m")
+	conn.fail(&StoreError{Kind: StoreStale, Err: errors.New("too late")})
+	i.passed(failuresToTrip, alice, "/")
+	CountGarbage(1)
+	expect(t, fleet.report().State, StoreStale, "state")
+	series := seriesOf(t, i.ctx.GetMetricsRegistry())
+	of := func(state string) string { return fmt.Sprintf("caddy_edge_limit_store_state{state=%q}", state) }
+	for _, state := range storeStates {
+		_, there := series[of(state)]
+		expect(t, there, true, state+" is there")
+	}
+	expect(t, series[of(StoreStale)], 1, "stores that are asked too late")
+	for _, kind := range []string{StoreOverload, StoreGarbage} {
+		_, there := series[of(kind)]
+		expect(t, there, false, kind+" is there as a state")
+		_, there = series[fmt.Sprintf("caddy_edge_limit_store_errors_total{kind=%q}", kind)]
+		expect(t, there, true, kind+" is there as an error")
+	}
+}
+
 // A store that other instances use with another pepper would count apart from
 // them, under names that say the same.
 func TestOtherPepperInUse(t *testing.T) {

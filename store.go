@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -298,14 +299,17 @@ const (
 	StoreOther       = "other"
 )
 
-// StoreErrorKinds are all of them.
-var StoreErrorKinds = []string{
+// failedStates are what keeps a store from being used.
+var failedStates = []string{
 	StoreTimeout, StoreNetwork, StoreTLS, StoreAuth, StoreNotRedis, StoreCluster, StoreReadOnly, StoreMemory,
-	StoreUnavailable, StoreStale, StoreOverload, StorePepper, StoreGarbage, StoreOther,
+	StoreUnavailable, StoreStale, StorePepper, StoreOther,
 }
 
 // storeStates are what a store can be in.
-var storeStates = append([]string{stateConnected, stateConnecting}, StoreErrorKinds...)
+var storeStates = slices.Concat([]string{stateConnected, stateConnecting}, failedStates)
+
+// StoreErrorKinds are all kinds of errors: the last two are of one call.
+var StoreErrorKinds = slices.Concat(failedStates, []string{StoreOverload, StoreGarbage})
 
 // storeErrorKind is the kind of an error of a store.
 func storeErrorKind(err error) string {
