@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
@@ -54,6 +55,27 @@ func BenchmarkDecision(b *testing.B) {
 				if i += benchStride; i >= n {
 					i %= n
 				}
+			}
+		})
+	}
+}
+
+// BenchmarkParts has what no decision can do without: a clock, a lock, a hash.
+func BenchmarkParts(b *testing.B) {
+	limit := benchHandler(b, "limit bench"+endlessLimit).keyed[0]
+	client := resolution{client: benchAddr(1)}
+	var mu sync.Mutex
+	for _, part := range []struct {
+		name string
+		do   func()
+	}{
+		{"clock", func() { clock() }},
+		{"mutex", func() { mu.Lock(); mu.Unlock() }},
+		{"hash", func() { limit.template.hash(&client, nil) }},
+	} {
+		b.Run(part.name, func(b *testing.B) {
+			for b.Loop() {
+				part.do()
 			}
 		})
 	}

@@ -52,11 +52,11 @@ func main() {
 }
 
 func run(o options) error {
-	directory, err := os.MkdirTemp("", "edge_limit-e2e")
+	directory, remove, err := process.WorkDirectory("edge_limit-e2e")
 	if err != nil {
-		return fmt.Errorf("making a directory: %w", err)
+		return err
 	}
-	defer os.RemoveAll(directory)
+	defer remove()
 	programs, err := build(directory)
 	if err != nil {
 		return err

@@ -82,11 +82,11 @@ func run(o options) error {
 			return fmt.Errorf("%s is missing (on Debian: apt-get install redis-server wrk): %w", program, err)
 		}
 	}
-	directory, err := os.MkdirTemp("", "edge_limit-fleet")
+	directory, remove, err := process.WorkDirectory("edge_limit-fleet")
 	if err != nil {
-		return fmt.Errorf("making a directory: %w", err)
+		return err
 	}
-	defer os.RemoveAll(directory)
+	defer remove()
 	ports, err := choosePorts(o.port)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -36,6 +37,22 @@ func PinThread(cpu int) (restore func(), err error) {
 		return nil, fmt.Errorf("pinning to core %d: %w", cpu, err)
 	}
 	return func() { _ = unix.SchedSetaffinity(0, &before) }, nil
+}
+
+// WorkDirectory makes a directory for the files of a run. remove removes it, and
+// so does an interrupt, which ends this process.
+func WorkDirectory(pattern string) (directory string, remove func(), err error) {
+	if directory, err = os.MkdirTemp("", pattern); err != nil {
+		return "", nil, fmt.Errorf("making a directory: %w", err)
+	}
+	interrupts := make(chan os.Signal, 1)
+	signal.Notify(interrupts, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-interrupts
+		_ = os.RemoveAll(directory)
+		os.Exit(130)
+	}()
+	return directory, func() { _ = os.RemoveAll(directory) }, nil
 }
 
 // Start starts the process from a thread that runs on one core: the process
