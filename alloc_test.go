@@ -2,6 +2,7 @@ package edgelimit
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 	"unsafe"
 )
@@ -61,6 +62,15 @@ func TestDecidingAllocatesNothing(t *testing.T) {
 			t.Fatal(len(charges), err)
 		}
 	}), 0, "keying and deciding")
+}
+
+// A line of nothing but commas is 16,000 empty tokens.
+func TestConnectionOfCommasAllocatesNothing(t *testing.T) {
+	h := benchHandler(t, benchTrust)
+	header := http.Header{"Connection": {strings.Repeat(",", 16_000)}}
+	expect(t, testing.AllocsPerRun(20, func() { unname(header, header["Connection"], h.forwarder.always) }), 0, "allocations")
+	named := "X-Real-IP" + strings.Repeat(",", 16_000)
+	expect(t, testing.AllocsPerRun(20, func() { unname(http.Header{}, []string{named}, h.forwarder.always) }) <= 4, true, "two copies of it at most")
 }
 
 // Sizes that a request, or a limit, carries along.

@@ -111,17 +111,28 @@ func (f *forwarder) remove(r *http.Request, peerTrusted bool, removed func(name 
 // caller could have them dropped further on. Tokens are trimmed as reverse_proxy
 // trims them, line ends too, so that both see the same names.
 func unname(h http.Header, connection []string, names *nameSet) {
-	named := func(token string) bool { return names.contains(textproto.TrimString(token)) }
+	named := func(token string) bool { return token != "" && names.contains(textproto.TrimString(token)) }
 	if !slices.ContainsFunc(connection, func(line string) bool {
-		return slices.ContainsFunc(strings.Split(line, ","), named)
+		for token := range strings.SplitSeq(line, ",") {
+			if named(token) {
+				return true
+			}
+		}
+		return false
 	}) {
 		return
 	}
+	// A list of all tokens would be sixteen times as long as a line of commas.
 	var kept []string
 	for _, line := range connection {
-		tokens := slices.DeleteFunc(strings.Split(line, ","), named)
-		if len(tokens) > 0 {
-			kept = append(kept, strings.Join(tokens, ","))
+		rest := make([]byte, 0, len(line)+1)
+		for token := range strings.SplitSeq(line, ",") {
+			if !named(token) {
+				rest = append(append(rest, token...), ',')
+			}
+		}
+		if len(rest) > 0 {
+			kept = append(kept, string(rest[:len(rest)-1]))
 		}
 	}
 	if len(kept) == 0 {
