@@ -34,6 +34,7 @@ type denialLog struct {
 	entered   int          // of these, keys that entered the limited state
 	summary   int64        // when the last summary was written
 	scheduled bool         // a summary of what no flood carries along
+	writing   bool         // a line is on its way: who logs to may take long
 }
 
 // entryLines bounds the lines about single keys in this process: the second in
@@ -57,28 +58,37 @@ func allowEntryLine(now int64) bool {
 	}
 }
 
-// note tells of a denial, or of what would be one.
+// note tells of a denial, or of what would be one. While a line is being written
+// others only count: a log that takes nothing may hold up one request, not all
+// that are denied.
 func (l *denialLog) note(logger *zap.Logger, d denial, key uint64, now int64, observed bool) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	write := l.count(logger, d, key, now, observed)
+	l.writing = l.writing || write != nil
+	l.mu.Unlock()
+	l.written(write)
+}
+
+// written writes a line that count or summarize returned.
+func (l *denialLog) written(write func()) {
+	if write == nil {
+		return
+	}
+	write()
+	l.mu.Lock()
+	l.writing = false
+	l.mu.Unlock()
+}
+
+// count notes a denial, and returns what is to be written outside the lock, if
+// anything is.
+func (l *denialLog) count(logger *zap.Logger, d denial, key uint64, now int64, observed bool) (write func()) {
 	if l.limited == nil {
 		l.limited = table.New(rememberLimited)
 	}
 	enters := l.limited.Set(key, now, now+int64(max(d.wait, limitedForLeast))) <= now
-	if enters && allowEntryLine(now) {
-		fields := []zap.Field{zap.String("name", d.name)}
-		if key != 0 {
-			fields = append(fields, zap.String("key", hashText(key)))
-		}
-		if d.wait > 0 {
-			fields = append(fields, zap.Duration("wait", d.wait))
-		}
-		message := "a request is denied, and more may be"
-		if observed {
-			message = "a request would be denied, and more may be"
-		}
-		logger.Info(message, fields...)
-		return
+	if enters && !l.writing && allowEntryLine(now) {
+		return func() { logEntry(logger, d, key, observed) }
 	}
 	if observed {
 		l.wouldDeny++
@@ -88,27 +98,50 @@ func (l *denialLog) note(logger *zap.Logger, d denial, key uint64, now int64, ob
 	if enters {
 		l.entered++
 	}
-	if l.denied+l.wouldDeny >= floodDenials && now-l.summary >= int64(summaryInterval) {
-		l.summarize(logger, d.name, now)
-	}
 	if !l.scheduled {
 		l.scheduled = true
 		time.AfterFunc(quietInterval, func() {
 			l.mu.Lock()
-			defer l.mu.Unlock()
 			l.scheduled = false
-			l.summarize(logger, d.name, clock())
+			write := l.summarize(logger, d.name, clock())
+			l.writing = l.writing || write != nil
+			l.mu.Unlock()
+			l.written(write)
 		})
 	}
+	if l.denied+l.wouldDeny >= floodDenials && now-l.summary >= int64(summaryInterval) {
+		return l.summarize(logger, d.name, now)
+	}
+	return nil
 }
 
-// summarize tells of the denials since the last summary, if there were any.
-func (l *denialLog) summarize(logger *zap.Logger, name string, now int64) {
-	if l.denied+l.wouldDeny > 0 {
-		logger.Info("denials in sum", zap.String("name", name),
-			zap.Int("denied", l.denied), zap.Int("would_deny", l.wouldDeny), zap.Int("keys_newly_limited", l.entered))
+func logEntry(logger *zap.Logger, d denial, key uint64, observed bool) {
+	fields := []zap.Field{zap.String("name", d.name)}
+	if key != 0 {
+		fields = append(fields, zap.String("key", hashText(key)))
+	}
+	if d.wait > 0 {
+		fields = append(fields, zap.Duration("wait", d.wait))
+	}
+	message := "a request is denied, and more may be"
+	if observed {
+		message = "a request would be denied, and more may be"
+	}
+	logger.Info(message, fields...)
+}
+
+// summarize returns what tells of the denials since the last summary, if there
+// were any.
+func (l *denialLog) summarize(logger *zap.Logger, name string, now int64) (write func()) {
+	if l.writing || l.denied+l.wouldDeny == 0 {
+		return nil
+	}
+	fields := []zap.Field{
+		zap.String("name", name),
+		zap.Int("denied", l.denied), zap.Int("would_deny", l.wouldDeny), zap.Int("keys_newly_limited", l.entered),
 	}
 	l.denied, l.wouldDeny, l.entered, l.summary = 0, 0, 0, now
+	return func() { logger.Info("denials in sum", fields...) }
 }
 
 // hashText is how a key appears in logs and in the admin API.

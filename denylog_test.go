@@ -2,10 +2,12 @@ package edgelimit
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 )
 
@@ -28,9 +30,7 @@ func TestFloodOfDenials(t *testing.T) {
 	if summaries := logs.FilterMessage("denials in sum").Len(); summaries < seconds-1 {
 		t.Errorf("%d summaries in %d seconds of flood, want one a second", summaries, seconds)
 	}
-	l.mu.Lock()
-	l.summarize(logger, "a", now)
-	l.mu.Unlock()
+	l.written(l.summarize(logger, "a", now))
 	if lines := logs.Len(); lines > 5*seconds+1 {
 		t.Errorf("%d lines in %d seconds", lines, seconds)
 	}
@@ -69,14 +69,39 @@ func TestQuietDenialsAreSummarized(t *testing.T) {
 		l.note(logger, denial{name: "a"}, 1<<20, now, false)
 	}
 	expect(t, l.scheduled, true, "a summary is on its way")
-	l.mu.Lock()
-	l.summarize(logger, "a", now)
-	l.summarize(logger, "a", now)
-	l.mu.Unlock()
+	l.written(l.summarize(logger, "a", now))
+	l.written(l.summarize(logger, "a", now))
 	summaries := logs.FilterMessage("denials in sum").All()
 	expect(t, len(summaries), 1, "summaries; without a denial there is none")
 	expect(t, summaries[0].ContextMap()["denied"], any(int64(2)), "denials beside the first")
 }
+
+// A log that takes nothing holds up one denial, and no other.
+func TestLogThatTakesNothing(t *testing.T) {
+	l, _, _ := testDenialLog()
+	release, stuck := make(chan struct{}), make(chan struct{})
+	logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), zapcore.AddSync(writerFunc(func(line []byte) (int, error) {
+		close(stuck)
+		<-release
+		return len(line), nil
+	})), zap.DebugLevel))
+	now := int64(time.Hour)
+	var first sync.WaitGroup
+	first.Go(func() { l.note(logger, denial{name: "a"}, 2, now, false) })
+	<-stuck
+	for n := range 100 {
+		now += int64(time.Second)
+		l.note(logger, denial{name: "a"}, uint64(n)<<20|4, now, false)
+	}
+	close(release)
+	first.Wait()
+	expect(t, l.denied, 100, "denials that are counted meanwhile, for the next summary")
+	expect(t, l.writing, false, "a line is on its way")
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (w writerFunc) Write(line []byte) (int, error) { return w(line) }
 
 // No line carries a client's address or any other part of a key.
 func TestNoRawKeysInLogs(t *testing.T) {
