@@ -83,7 +83,7 @@ func (g gcra) rescaled(tat int64, before gcra, now int64) int64 {
 	if debt <= 0 {
 		return tat
 	}
-	return now + min(int64(math.Ceil(debt)), g.tolerance)
+	return now + int64(min(math.Ceil(debt), float64(g.tolerance)))
 }
 
 // A ban is kept as a debt of its own beside the key's, in the same table and as

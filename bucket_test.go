@@ -584,6 +584,11 @@ func TestCost(t *testing.T) {
 // When a limit's numbers change, who had used his budget up has used it up, and
 // is not blocked for longer than the new numbers say.
 func TestRescaled(t *testing.T) {
+	// More than the numbers before could have made, as if others had made it: no
+	// more than these can.
+	before, after := bucketOf(t, "1000/s", 0), bucketOf(t, "1/3650d", 0)
+	expect(t, after.rescaled(1+after.tolerance, before.gcra, 1), 1+after.tolerance, "a debt that would be an age of the world")
+
 	const start = int64(time.Hour)
 	for _, row := range []struct {
 		reason        string
@@ -596,6 +601,7 @@ func TestRescaled(t *testing.T) {
 		{"more: used up stays used up", "5/m", "50/m", 5, 0},
 		{"fewer: used up stays used up", "50/m", "5/m", 50, 0},
 		{"half used stays half used", "10/m", "100/h", 5, 50},
+		{"by the smallest numbers and the largest: used up stays used up", "1000000/s", "1/3650d", 1000000, 0},
 		{"nothing used", "10/m", "3/s", 0, 3},
 	} {
 		before, after := bucketOf(t, row.before, 0), bucketOf(t, row.after, 0)

@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -51,7 +52,12 @@ func (c *cost) of(repl *caddy.Replacer) (n float64, ok bool) {
 	return n, true
 }
 
+// positiveNumber reads a number. One that is too large for a float64 is the
+// largest, which no budget has, and not one that cannot be read.
 func positiveNumber(s string) (float64, bool) {
 	n, err := strconv.ParseFloat(s, 64)
+	if errors.Is(err, strconv.ErrRange) && n > 0 {
+		return math.MaxFloat64, true
+	}
 	return n, err == nil && n > 0 && !math.IsInf(n, 0)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -299,6 +300,9 @@ func TestCostByPlaceholder(t *testing.T) {
 		{"not a number counts as 1", "NaN", 10, true},
 		{"above the burst never passes, and waiting does not help", "11", 0, false},
 		{"1e9 is a number above the burst", "1e9", 0, false},
+		{"so is one that no float64 holds", "1e309", 0, false},
+		{"and one of many digits", strings.Repeat("9", 1000), 0, false},
+		{"one below all that a float64 holds is zero", "1e-400", 10, true},
 		{"infinity is no number", "Inf", 10, true},
 	}
 	for _, tt := range tests {
