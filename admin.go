@@ -158,8 +158,9 @@ func (a *App) reports() []budgetReport {
 }
 
 func (l *Limit) report(report *budgetReport) {
-	keys := l.state.buckets.Len()
-	debtFree, indebted := l.state.buckets.Forgotten()
+	debts := l.state.ledger.Load()
+	keys := debts.Len()
+	debtFree, indebted := debts.Forgotten()
 	report.Kind, report.Rate, report.Burst, report.Key = kindLimit, l.Rate, l.burst(), rawParts(l.key)
 	report.Keys, report.Forgotten = &keys, &forgotten{debtFree, indebted}
 	top, _ := l.state.traffic.sketch.All()
@@ -214,7 +215,9 @@ func (a *App) serveKey(w http.ResponseWriter, r *http.Request, name string) erro
 		return adminError(http.StatusServiceUnavailable, "the store cannot be asked: %w", err)
 	}
 	if forgive {
-		debt, ban := limit.state.buckets.Delete(key), limit.state.buckets.Delete(banKey(key))
+		debts := limit.state.of(key, clock())
+		_, debt := debts.Delete(key)
+		_, ban := debts.Delete(banKey(key))
 		forgiven = forgiven || debt || ban
 	}
 	report := limit.reportKey(key, clock())
@@ -257,9 +260,10 @@ func (a *App) serveStore(w http.ResponseWriter) error {
 }
 
 func (l *Limit) reportKey(key uint64, now int64) keyReport {
+	debts := l.state.of(key, now)
 	report := keyReport{
 		Key:       hashText(key),
-		Remaining: l.gcra.remaining(l.state.buckets.Peek(key, now), now),
+		Remaining: debts.remaining(debts.Peek(key, now), now),
 		BannedFor: l.banned(key, now).Round(time.Millisecond).Seconds(),
 	}
 	if wait, ok := l.peekOwn(key, l.gcra.emissionInterval, now); !ok {

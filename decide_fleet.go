@@ -166,13 +166,17 @@ func (l *Limit) storeCharge(f *fleet, state *requestState, increment int64) Stor
 // each answer between two that fail would renew the share.
 func (l *Limit) learn(key uint64, answer *StoreCharge, now int64, lower bool) {
 	l.adopt(now)
+	debts := l.state.of(key, now)
 	tat := now + int64(answer.Debt)
-	if !lower {
-		tat = max(tat, l.state.buckets.Peek(key, now))
+	if debts.gcra != l.gcra {
+		tat = debts.rescaled(tat, l.gcra, now)
 	}
-	l.state.buckets.Set(key, now, tat)
+	if !lower {
+		tat = max(tat, debts.Peek(key, now))
+	}
+	debts.Set(key, now, tat)
 	if answer.BanLeft > 0 {
-		l.state.buckets.Set(banKey(key), now, now+int64(answer.BanLeft))
+		debts.Set(banKey(key), now, now+int64(answer.BanLeft))
 	}
 	if answer.Denied && l.OnStatus == nil {
 		l.state.deniedKeys(l.numbers.maxKeys).Set(key, now, now+int64(min(answer.Wait, denyCacheTime)))
@@ -192,7 +196,8 @@ func (l *Limit) anticipate(f *fleet, key uint64, increment, now int64) {
 	if over := denials.Peek(key, now); over == 0 || over > now || now-over > int64(denyCacheTime) {
 		return
 	}
-	if _, ok := l.state.buckets.Add(key, now, increment, l.gcra.tolerance); ok {
+	debts := l.state.of(key, now)
+	if _, ok := debts.Add(key, now, debts.converted(increment, l.gcra), debts.tolerance); ok {
 		denials.Set(key, now, now+int64(min(f.timeout, denyCacheTime)))
 	}
 }
@@ -203,7 +208,8 @@ func (l *Limit) knownDenied(key uint64, increment, now int64) (wait time.Duratio
 	if denials == nil || denials.Peek(key, now) <= now {
 		return 0, false
 	}
-	wait, ok := l.gcra.peek(l.state.buckets, key, increment, now)
+	debts := l.state.of(key, now)
+	wait, ok := debts.peek(debts.Table, key, debts.converted(increment, l.gcra), now)
 	if ban := l.banned(key, now); ban > 0 {
 		return max(wait, ban), true
 	}

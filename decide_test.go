@@ -1072,7 +1072,7 @@ func TestConcurrentDenialGivesBack(t *testing.T) {
 		passed := atOnce(30, func(int) bool { return i.get(alice, "/") == http.StatusOK })
 		expect(t, passed, 3, "requests pass")
 		for _, limit := range i.handlers[0].keyed {
-			for _, tat := range limit.state.buckets.All() {
+			for _, tat := range limit.state.ledger.Load().All() {
 				expect(t, (tat-i.now.Load())/limit.gcra.emissionInterval, 3, "requests are owed to the limit "+limit.Name)
 			}
 		}
@@ -1102,7 +1102,7 @@ http://test.local {
 	respond ok
 }`)
 	expect(t, i.passed(10, alice, "/"), 5, "a client uses up its budget")
-	buckets := i.limit(t, "r").buckets
+	buckets := i.limit(t, "r").ledger.Load()
 	for n := range 50_000 {
 		if code := i.get(clientNumber(n), "/"); code != 200 {
 			t.Fatalf("fresh client %d: status %d", n, code)

@@ -673,7 +673,7 @@ func TestAdminAsksTheStore(t *testing.T) {
 	forgiven, err := limit.consultStore(key, material, true)
 	expect(t, err, nil, "error")
 	expect(t, forgiven, true, "forgiven")
-	limit.state.buckets.Delete(key)
+	limit.state.ledger.Load().Delete(key)
 	expect(t, i.passed(5, alice, "/"), 2, "requests pass after that")
 	conn.fail(errOfStore)
 	_, err = limit.consultStore(key, material, true)

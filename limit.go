@@ -239,7 +239,8 @@ func (l *Limit) peek(key uint64, increment, now int64) (time.Duration, bool) {
 
 // peekOwn is peek by what this instance knows.
 func (l *Limit) peekOwn(key uint64, increment, now int64) (time.Duration, bool) {
-	wait, ok := l.gcra.peek(l.state.buckets, key, increment, now)
+	debts := l.state.of(key, now)
+	wait, ok := debts.peek(debts.Table, key, debts.converted(increment, l.gcra), now)
 	if ban := l.banned(key, now); ban > 0 {
 		return max(wait, ban), false
 	}
@@ -250,30 +251,33 @@ func (l *Limit) peekOwn(key uint64, increment, now int64) (time.Duration, bool) 
 // wants: the key's TAT, or with on_status the charge's number.
 func (l *Limit) take(key uint64, increment, now int64) (mark int64, wait time.Duration, ok bool) {
 	l.adopt(now)
-	numbers := l.gcra
-	if l.app.fleet != nil { // a share of a burst that is smaller than the request
-		numbers.tolerance = max(numbers.tolerance, increment)
-	}
-	switch {
-	case l.late() || l.banned(key, now) > 0:
+	if l.late() || l.banned(key, now) > 0 {
 		if l.app.fleet != nil {
 			increment = min(increment, l.gcra.tolerance)
 		}
 		wait, ok = l.peekOwn(key, increment, now)
 		return 0, wait, ok
-	case l.OnStatus != nil:
-		return l.state.pending.take(numbers, l.state.buckets, key, increment, now)
 	}
-	return numbers.take(l.state.buckets, key, increment, now)
+	debts := l.state.of(key, now)
+	numbers := debts.gcra
+	increment = numbers.converted(increment, l.gcra)
+	if l.app.fleet != nil { // a share of a burst that is smaller than the request
+		numbers.tolerance = max(numbers.tolerance, increment)
+	}
+	if l.OnStatus != nil {
+		return l.state.pending.take(numbers, debts, key, increment, now)
+	}
+	return numbers.take(debts.Table, key, increment, now)
 }
 
 func (l *Limit) giveBack(key uint64, increment, mark, now int64) {
+	debts := l.state.of(key, now)
 	switch {
 	case l.late():
 	case l.OnStatus != nil:
-		l.state.pending.end(l.gcra, l.state.buckets, key, mark, true, now)
+		l.state.pending.end(debts, key, mark, true, now)
 	default:
-		l.gcra.giveBack(l.state.buckets, key, increment, mark, now)
+		debts.giveBack(debts.Table, key, debts.converted(increment, l.gcra), mark, now)
 	}
 }
 
@@ -282,7 +286,7 @@ func (l *Limit) deny(key uint64, wait time.Duration, now int64) denial {
 	if l.Ban > 0 {
 		until := now + int64(l.Ban)
 		if l.Extend || l.banned(key, now) == 0 {
-			l.state.buckets.Set(banKey(key), now, until)
+			l.state.of(key, now).Set(banKey(key), now, until)
 		}
 		wait = max(wait, l.banned(key, now))
 	}
@@ -294,7 +298,7 @@ func (l *Limit) banned(key uint64, now int64) time.Duration {
 	if l.Ban == 0 {
 		return 0
 	}
-	return time.Duration(max(0, l.state.buckets.Peek(banKey(key), now)-now))
+	return time.Duration(max(0, l.state.of(key, now).Peek(banKey(key), now)-now))
 }
 
 func (l *Limit) late() bool { return l.OnStatus != nil && l.OnStatus.Late }
@@ -315,17 +319,18 @@ func (l *Limit) settle(c charge, status int, cancelled bool, now int64) {
 		}
 		return
 	}
+	debts := l.state.of(c.key, now)
 	if l.OnStatus.Late {
 		if counts {
 			increment := c.increment
 			if l.app.fleet != nil { // a share of a burst that is smaller than the request
 				increment = min(increment, l.gcra.tolerance)
 			}
-			l.gcra.take(l.state.buckets, c.key, increment, now)
+			debts.take(debts.Table, c.key, debts.converted(increment, l.gcra), now)
 		}
 		return
 	}
-	l.state.pending.end(l.gcra, l.state.buckets, c.key, c.mark, answered && !counts, now)
+	l.state.pending.end(debts, c.key, c.mark, answered && !counts, now)
 }
 
 // statusClientClosed is what Caddy calls a request whose client hung up.

@@ -93,8 +93,9 @@ func (collector) Collect(metrics chan<- prometheus.Metric) {
 		switch state := state.(type) {
 		case *limitState:
 			addOutcomes(&state.counters, name)
-			debtFree, indebted := state.buckets.Forgotten()
-			send(keysDesc, prometheus.GaugeValue, float64(state.buckets.Len()), name)
+			debts := state.ledger.Load()
+			debtFree, indebted := debts.Forgotten()
+			send(keysDesc, prometheus.GaugeValue, float64(debts.Len()), name)
 			send(forgottenDesc, prometheus.CounterValue, float64(debtFree), name, "false")
 			send(forgottenDesc, prometheus.CounterValue, float64(indebted), name, "true")
 			top, _ := state.traffic.sketch.Top()

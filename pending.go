@@ -4,8 +4,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/edgelimit/caddy-edgelimit/internal/table"
 )
 
 // A limit with on_status charges a request when it comes in and may give that
@@ -22,6 +20,16 @@ type pendingCharge struct {
 	id        int64
 	own       int64 // the key's TAT with this charge, as if what was given back had never been
 	increment int64
+	measure   gcra // the numbers that these two are measured in
+}
+
+// follow follows the debts into other numbers.
+func (c *pendingCharge) follow(g gcra, now int64) {
+	if c.measure != g {
+		c.own = g.rescaled(c.own, c.measure, now)
+		c.increment = g.rescaled(now+c.increment, c.measure, now) - now
+		c.measure = g
+	}
 }
 
 // pendingCharges are those of one limit. The zero value is empty. It is safe for
@@ -36,12 +44,13 @@ type pendingCharges struct {
 
 const pendingShards = 16 // keys are hashes: their upper bits choose
 
-// take charges one request to key. id is what end wants.
-func (p *pendingCharges) take(g gcra, buckets *table.Table, key uint64, increment, now int64) (id int64, wait time.Duration, ok bool) {
+// take charges one request to key. id is what end wants. g is the arithmetic of
+// debts, but may allow a request of more than the burst.
+func (p *pendingCharges) take(g gcra, debts *ledger, key uint64, increment, now int64) (id int64, wait time.Duration, ok bool) {
 	shard := &p.shards[key>>60]
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
-	own, wait, ok := g.take(buckets, key, increment, now)
+	own, wait, ok := g.take(debts.Table, key, increment, now)
 	if !ok {
 		return 0, wait, false
 	}
@@ -49,17 +58,20 @@ func (p *pendingCharges) take(g gcra, buckets *table.Table, key uint64, incremen
 		shard.byKey = make(map[uint64][]pendingCharge)
 	}
 	shard.nextID++
-	shard.byKey[key] = append(shard.byKey[key], pendingCharge{shard.nextID, own, increment})
+	shard.byKey[key] = append(shard.byKey[key], pendingCharge{shard.nextID, own, increment, debts.gcra})
 	return shard.nextID, 0, true
 }
 
 // end is called once for each charge: it is kept, or given back as far as it has
 // not decayed.
-func (p *pendingCharges) end(g gcra, buckets *table.Table, key uint64, id int64, giveBack bool, now int64) {
+func (p *pendingCharges) end(debts *ledger, key uint64, id int64, giveBack bool, now int64) {
 	shard := &p.shards[key>>60]
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
 	charges := shard.byKey[key]
+	for i := range charges {
+		charges[i].follow(debts.gcra, now)
+	}
 	n := slices.IndexFunc(charges, func(c pendingCharge) bool { return c.id == id })
 	if n < 0 {
 		return
@@ -73,7 +85,7 @@ func (p *pendingCharges) end(g gcra, buckets *table.Table, key uint64, id int64,
 	if !giveBack {
 		return
 	}
-	g.giveBack(buckets, key, charge.increment, charge.own, now)
+	debts.giveBack(debts.Table, key, charge.increment, charge.own, now)
 	returned := max(0, min(charge.increment, charge.own-now))
 	for i := range charges {
 		if charges[i].own > charge.own {
@@ -82,15 +94,14 @@ func (p *pendingCharges) end(g gcra, buckets *table.Table, key uint64, id int64,
 	}
 }
 
-// rescale follows the debts into other numbers.
-func (p *pendingCharges) rescale(before, after gcra, now int64) {
+// follow follows the debts into other numbers.
+func (p *pendingCharges) follow(g gcra, now int64) {
 	for i := range p.shards {
 		shard := &p.shards[i]
 		shard.mu.Lock()
 		for _, charges := range shard.byKey {
 			for n := range charges {
-				charges[n].own = after.rescaled(charges[n].own, before, now)
-				charges[n].increment = after.rescaled(now+charges[n].increment, before, now) - now
+				charges[n].follow(g, now)
 			}
 		}
 		shard.mu.Unlock()

@@ -33,6 +33,7 @@ const snapshotInterval = time.Minute
 // persister writes the snapshot. There is one in a process, shared by the
 // configurations that persist.
 type persister struct {
+	writing sync.Mutex // held while a snapshot is written, which may take long
 	mu      sync.Mutex
 	storage certmagic.Storage
 	key     string
@@ -117,13 +118,14 @@ func (p *persister) restore(limit *Limit, now int64) {
 func (l *Limit) restore(debts limitSnapshot, now int64) {
 	slices.SortFunc(debts.entries, func(a, b debtEntry) int { return cmp.Compare(a.debt, b.debt) })
 	before := gcra{tolerance: debts.tolerance}
+	into := l.state.ledger.Load()
 	for _, entry := range debts.entries {
 		tat := now + min(entry.debt, int64(l.Ban))
 		if !isBan(entry.key) {
-			tat = l.gcra.rescaled(now+min(entry.debt, debts.tolerance), before, now)
+			tat = into.rescaled(now+min(entry.debt, debts.tolerance), before, now)
 		}
 		if tat > now {
-			l.state.buckets.Set(entry.key, now, tat)
+			into.Set(entry.key, now, tat)
 		}
 	}
 }
@@ -138,7 +140,7 @@ func (p *persister) start(storage certmagic.Storage, pepper []byte, logger *zap.
 		return
 	}
 	if p.unreadable != nil {
-		p.store(p.key+".unreadable", p.unreadable)
+		store(p.storage, p.key+".unreadable", p.unreadable, p.logger)
 		p.unreadable = nil
 	}
 	p.stop = make(chan struct{})
@@ -164,25 +166,39 @@ func (p *persister) Destruct() error {
 	stop := p.stop
 	p.stop = nil
 	p.mu.Unlock()
-	if stop != nil {
-		close(stop)
+	if stop == nil {
+		return nil
+	}
+	close(stop)
+	written := make(chan struct{})
+	go func() {
 		p.write()
+		close(written)
+	}()
+	select {
+	case <-written:
+	case <-time.After(2 * storageTimeout): // not every storage heeds its context
+		p.logger.Warn("debts are not written: Caddy's storage does not answer")
 	}
 	return nil
 }
 
+// write writes a snapshot. Nobody who starts or ends a configuration waits for it.
 func (p *persister) write() {
+	p.writing.Lock()
+	defer p.writing.Unlock()
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.store(p.key, encodeSnapshot(limitStates(), p.pepper, clock(), time.Now()))
+	storage, key, pepper, logger := p.storage, p.key, p.pepper, p.logger
+	p.mu.Unlock()
+	store(storage, key, encodeSnapshot(limitStates(), pepper, clock(), time.Now()), logger)
 }
 
 // store has a context of its own: that of a configuration ends with it.
-func (p *persister) store(key string, data []byte) {
+func store(storage certmagic.Storage, key string, data []byte, logger *zap.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 	defer cancel()
-	if err := p.storage.Store(ctx, key, data); err != nil {
-		p.logger.Warn("debts cannot be written to Caddy's storage", zap.String("key", key), zap.Error(err))
+	if err := storage.Store(ctx, key, data); err != nil {
+		logger.Warn("debts cannot be written to Caddy's storage", zap.String("key", key), zap.Error(err))
 	}
 }
 
@@ -234,7 +250,7 @@ func encodeSnapshot(limits map[string]*limitState, pepper []byte, now int64, wal
 	le := binary.LittleEndian
 	size := 0
 	for name, state := range limits {
-		size += len(name) + 18 + 16*state.buckets.Len()
+		size += len(name) + 18 + 16*state.ledger.Load().Len()
 	}
 	data := make([]byte, 0, size+100) // to let it grow would be to copy all of it several times
 	data = le.AppendUint16(append(data, snapshotMagic...), snapshotVersion)
@@ -243,11 +259,12 @@ func encodeSnapshot(limits map[string]*limitState, pepper []byte, now int64, wal
 	for name, state := range limits {
 		data = le.AppendUint16(data, uint16(len(name)))
 		data = append(data, name...)
-		data = le.AppendUint64(data, uint64(state.inForce.Load().tolerance))
+		debts := state.ledger.Load()
+		data = le.AppendUint64(data, uint64(debts.tolerance))
 		countAt := len(data)
 		data = le.AppendUint64(data, 0)
 		var count uint64
-		for key, tat := range state.buckets.All() {
+		for key, tat := range debts.All() {
 			if debt := tat - now; debt > 0 {
 				data = le.AppendUint64(data, key)
 				data = le.AppendUint64(data, uint64(debt))

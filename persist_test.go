@@ -25,8 +25,8 @@ func savedLimit(t *testing.T) (limits map[string]*limitState, debtor, banned uin
 	t.Helper()
 	state := newLimitState(limitNumbers{gcra{int64(12 * time.Minute), int64(time.Hour)}, 1000})
 	debtor, banned = 1<<40, 1<<41
-	state.buckets.Set(debtor, int64(time.Hour), int64(time.Hour+36*time.Minute))
-	state.buckets.Set(banKey(banned), int64(time.Hour), int64(time.Hour+10*time.Minute))
+	state.ledger.Load().Set(debtor, int64(time.Hour), int64(time.Hour+36*time.Minute))
+	state.ledger.Load().Set(banKey(banned), int64(time.Hour), int64(time.Hour+10*time.Minute))
 	return map[string]*limitState{"login": state}, debtor, banned
 }
 
@@ -53,7 +53,7 @@ func restored(t *testing.T, data []byte, rateText string, burst int64, ban, late
 	now := int64(5 * time.Second)
 	limit.restore(limits["login"], now)
 	left := func(key uint64) time.Duration {
-		return time.Duration(max(0, limit.state.buckets.Peek(key, now)-now)).Round(time.Second)
+		return time.Duration(max(0, limit.state.ledger.Load().Peek(key, now)-now)).Round(time.Second)
 	}
 	return left(1 << 40), left(banKey(1 << 41))
 }
@@ -121,7 +121,7 @@ func TestSnapshotThatIsUnreadable(t *testing.T) {
 
 func FuzzSnapshot(f *testing.F) {
 	state := newLimitState(limitNumbers{gcra{1000, 5000}, 1000})
-	state.buckets.Set(2, 1, 3000)
+	state.ledger.Load().Set(2, 1, 3000)
 	f.Add(encodeSnapshot(map[string]*limitState{"a": state, "b": state}, snapshotPepper, 1, time.Unix(1, 0)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		limits, err := decodeSnapshot(data, snapshotPepper, time.Unix(1, 0))
@@ -215,13 +215,13 @@ func TestRestoreOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limit := &Limit{Name: "login", gcra: limits["login"].inForce.Load().gcra}
+	limit := &Limit{Name: "login", gcra: limits["login"].ledger.Load().gcra}
 	limit.state = newLimitState(limitNumbers{limit.gcra, 1000})
 	p.restore(limit, int64(time.Minute))
-	expect(t, limit.state.buckets.Len(), 1, "keys that were restored: a ban needs a limit that bans")
-	limit.state.buckets.Delete(debtor)
+	expect(t, limit.state.ledger.Load().Len(), 1, "keys that were restored: a ban needs a limit that bans")
+	limit.state.ledger.Load().Delete(debtor)
 	p.restore(limit, int64(time.Minute))
-	expect(t, limit.state.buckets.Len(), 0, "once only")
+	expect(t, limit.state.ledger.Load().Len(), 0, "once only")
 	p.start(p.storage, snapshotPepper, p.logger)
 	expect(t, len(p.pending), 0, "debts of limits that are no more")
 	_ = p.Destruct()
@@ -253,6 +253,30 @@ func TestRestoreLeavesLivingStatesAlone(t *testing.T) {
 	again := load("on")
 	expect(t, again.passed(5, alice, "/"), 0, "nothing is renewed by reading what was written before")
 	expect(t, living.passed(5, alice, "/"), 0, "nor for the configuration that runs, should the other one fail")
+}
+
+// hangingStorage takes what is stored and never says so.
+type hangingStorage struct {
+	certmagic.Storage
+	storing, release chan struct{}
+}
+
+func (s *hangingStorage) Store(context.Context, string, []byte) error {
+	s.storing <- struct{}{}
+	<-s.release
+	return nil
+}
+
+// A reload waits for no snapshot.
+func TestStorageThatHangs(t *testing.T) {
+	storage := &hangingStorage{nil, make(chan struct{}, 2), make(chan struct{})}
+	p := &persister{storage: storage, key: "x", pepper: snapshotPepper, logger: zap.NewNop()}
+	go p.write()
+	<-storage.storing
+	p.start(storage, snapshotPepper, zap.NewNop()) // would wait for ever
+	close(storage.release)
+	_ = p.Destruct()
+	expect(t, len(storage.storing), 1, "the last snapshot is written")
 }
 
 func TestPersistByDefault(t *testing.T) {

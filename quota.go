@@ -43,11 +43,12 @@ func (h *Handler) quota(charges []charge, now int64) *quota {
 }
 
 func (l *Limit) quota(style string, key uint64, now int64) *quota {
-	tat := l.state.buckets.Peek(key, now)
-	q := &quota{style: style, limit: l, remaining: l.gcra.remaining(tat, now), reset: time.Duration(max(0, tat-now))}
+	debts := l.state.of(key, now)
+	tat := debts.Peek(key, now)
+	q := &quota{style: style, limit: l, remaining: debts.remaining(tat, now), reset: time.Duration(max(0, tat-now))}
 	if ban := l.banned(key, now); q.remaining == 0 || ban > 0 {
 		q.remaining = 0
-		q.reset = max(l.gcra.wait(tat, l.gcra.emissionInterval, now), ban)
+		q.reset = max(debts.wait(tat, debts.emissionInterval, now), ban)
 	}
 	return q
 }

@@ -279,7 +279,7 @@ func TestBanRetryAfter(t *testing.T) {
 	expect(t, i.send(requestFrom(alice, "/")).Header().Get("Retry-After"), "7200", "the ban just began")
 	limit := i.handlers[0].keyed[1]
 	key, _ := limit.template.hash(&resolution{client: mustAddr(alice)}, nil)
-	expect(t, limit.gcra.remaining(limit.state.buckets.Peek(key, i.now.Load()), i.now.Load()), 99, "another limit does not ban, nor is it charged")
+	expect(t, limit.gcra.remaining(limit.state.ledger.Load().Peek(key, i.now.Load()), i.now.Load()), 99, "another limit does not ban, nor is it charged")
 	i.sleep(30 * time.Minute)
 	expect(t, i.send(requestFrom(alice, "/")).Header().Get("Retry-After"), "5400", "half an hour later")
 }
@@ -427,8 +427,8 @@ func TestAllKindsTogether(t *testing.T) {
 		key, _ := l.template.hash(&resolution{client: mustAddr(bob)}, nil)
 		return key
 	}
-	expect(t, h.keyed[0].gcra.remaining(h.keyed[0].state.buckets.Peek(bobKey(h.keyed[0]), now), now), 1, "one of two was used")
-	expect(t, h.keyed[1].gcra.remaining(h.keyed[1].state.buckets.Peek(bobKey(h.keyed[1]), now), now), 5, "a right answer gives all back")
+	expect(t, h.keyed[0].gcra.remaining(h.keyed[0].state.ledger.Load().Peek(bobKey(h.keyed[0]), now), now), 1, "one of two was used")
+	expect(t, h.keyed[1].gcra.remaining(h.keyed[1].state.ledger.Load().Peek(bobKey(h.keyed[1]), now), now), 5, "a right answer gives all back")
 	expect(t, h.inFlight[0].state.running.inFlight(), 0, "nothing stays in flight")
 	expect(t, h.keyed[0].banned(bobKey(h.keyed[0]), now), 0, "a ceiling's denial is no ban")
 }

@@ -1,7 +1,6 @@
 package edgelimit
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -48,20 +47,9 @@ type limitState struct {
 	counters
 	denials denialLog
 	traffic traffic
-	pending pendingCharges // of on_status
-	buckets *table.Table
+	pending pendingCharges              // of on_status
+	ledger  atomic.Pointer[ledger]      // in the numbers of the configuration that runs, or ran last
 	denied  atomic.Pointer[table.Table] // until when a shared store's denial of a key holds
-
-	// The numbers that the debts are measured in: those of the configuration that
-	// runs, or ran last.
-	inForce  atomic.Pointer[limitNumbers]
-	adopting sync.Mutex
-}
-
-// limitNumbers are the numbers of a limit that its state depends on.
-type limitNumbers struct {
-	gcra
-	maxKeys int
 }
 
 // deniedKeys are the keys that a shared store has denied, and until when.
@@ -112,8 +100,8 @@ func takeState[T caddy.Destructor](key stateKey, create func() T) (T, error) {
 func releaseState(key stateKey) { _, _ = states.Delete(key) }
 
 func newLimitState(numbers limitNumbers) *limitState {
-	s := &limitState{buckets: table.New(numbers.maxKeys)}
-	s.inForce.Store(&numbers)
+	s := new(limitState)
+	s.ledger.Store(newLedger(numbers))
 	return s
 }
 
@@ -123,43 +111,8 @@ func newCeilingState(r rate) *ceilingState {
 	return s
 }
 
-// A reload that changes a limit's numbers must neither renew a budget nor block
-// anybody for longer than the new numbers say. While the old configuration still
-// runs, and if the new one fails, the debts must stay as they are. So they are
-// rescaled once, by the first request after the new configuration has taken
-// over.
-
-// adopt puts this limit's numbers in force if its configuration is the one that
-// runs.
-func (l *Limit) adopt(now int64) {
-	if s := l.state; *s.inForce.Load() != l.numbers && l.app.running() {
-		s.adopt(l.numbers, now)
-	}
-}
-
-func (s *limitState) adopt(numbers limitNumbers, now int64) {
-	if !s.adopting.TryLock() {
-		return // somebody else is at it, and this request does not wait for that
-	}
-	defer s.adopting.Unlock()
-	before := *s.inForce.Load()
-	if before.gcra != numbers.gcra {
-		s.buckets.Rewrite(func(key uint64, tat int64) int64 {
-			if isBan(key) {
-				return tat
-			}
-			return numbers.rescaled(tat, before.gcra, now)
-		})
-		s.pending.rescale(before.gcra, numbers.gcra, now)
-	}
-	if before.maxKeys != numbers.maxKeys {
-		s.buckets.Resize(numbers.maxKeys, now)
-	}
-	s.denied.Store(nil) // what was denied by other numbers
-	s.inForce.Store(&numbers)
-}
-
-// adopt does the same for a ceiling.
+// adopt puts this ceiling's numbers in force if its configuration is the one that
+// runs: not before, for the new one may fail.
 func (c *Ceiling) adopt(now int64) {
 	if s := c.state; *s.inForce.Load() != c.rate && c.app.running() {
 		s.window.adopt(c.rate, now)

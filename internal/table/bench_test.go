@@ -1,6 +1,7 @@
 package table
 
 import (
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -99,18 +100,16 @@ func BenchmarkAddParallel(b *testing.B) {
 	}
 }
 
-// Within the same shards, which holds up one shard's keys at a time, and into
-// others, which holds up all.
-func BenchmarkResize(b *testing.B) {
-	for _, row := range []struct {
-		name  string
-		other int
-	}{{"sameShards", 950_000}, {"newShards", 9_500_000}} {
-		b.Run(row.name, func(b *testing.B) {
+// All debts move into a larger table, and into a smaller one.
+func BenchmarkMove(b *testing.B) {
+	for _, maxKeys := range []int{10_000_000, 1_000_000, 100_000} {
+		b.Run(fmt.Sprintf("to=%d", maxKeys), func(b *testing.B) {
 			t := benchTable(900_000)
 			for b.Loop() {
-				t.Resize(row.other, 1)
-				t.Resize(1_000_000, 1)
+				other := New(maxKeys)
+				for key, tat := range t.All() {
+					other.Move(key, 1, tat)
+				}
 			}
 		})
 	}

@@ -21,17 +21,16 @@ type set [ways]entry
 type shard struct {
 	mu       sync.Mutex
 	sets     []set
-	retired  bool // its entries have moved to other shards
-	used     int  // slots with a key
-	maxSlots int  // what used may be at full size
-	inARow   int  // debts displaced since a newcomer last found room
+	used     int // slots with a key
+	maxSlots int // what used may be at full size
+	inARow   int // debts displaced since a newcomer last found room
 
 	// Keys forgotten, without debt and with.
 	debtFree, indebted uint64
 
 	// Two shards' mutexes are two cache lines apart: processors fetch lines in
 	// pairs.
-	_ [48]byte
+	_ [56]byte
 }
 
 // fullAfter is how many debts are displaced in a row before a shard counts as
@@ -55,10 +54,16 @@ func (s *shard) insert(e entry, now int64) {
 	}
 }
 
-// keep stores a debt that is being moved if there is room for it. When the
-// larger ones went before it, the smallest are those that are forgotten.
+// keep stores a debt that is being moved, unless all that it could displace are
+// larger.
 func (s *shard) keep(e entry, now int64) {
-	if !s.admit(e, now) {
+	if s.admit(e, now) {
+		return
+	}
+	first, second := s.candidates(e.key)
+	if min(first.smallest().tat, second.smallest().tat) < e.tat {
+		s.displace(e)
+	} else {
 		s.indebted++
 	}
 }
@@ -132,27 +137,10 @@ func (s *shard) occupy(slot *entry, e entry) {
 	*slot = e
 }
 
-// resize changes how many slots the shard may have.
-func (s *shard) resize(maxSlots int, now int64) {
-	before := s.maxSlots
-	s.maxSlots = maxSlots
-	slots := len(s.sets) * ways
-	if maxSlots < before && maxSlots < slots {
-		s.rehash(min(len(s.sets), s.maxSets()), now)
-		return
-	}
-	for i := before; i < min(maxSlots, slots); i++ {
-		s.sets[i/ways][i%ways] = entry{} // was blocked
-	}
-}
-
-// rehash moves the debts into n sets. Growing loses none while there is room:
-// where one finds none, admit grows further.
+// rehash moves the debts into n sets, which are more than before. None is lost
+// while there is room: where one finds none, admit grows further.
 func (s *shard) rehash(n int, now int64) {
 	debts := s.appendDebts(make([]entry, 0, s.used), now)
-	if n <= len(s.sets) {
-		largestFirst(debts)
-	}
 	s.sets, s.used = s.newSets(n), 0
 	for _, e := range debts {
 		s.keep(e, now)

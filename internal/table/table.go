@@ -43,16 +43,11 @@
 package table
 
 import (
-	"cmp"
 	"iter"
 	"math/bits"
-	"slices"
-	"sync"
-	"sync/atomic"
 )
 
-// shardSlots is how many slots a shard has at full size, at most, when a table
-// is made. Small enough that growing one shard holds up its keys for well
+// shardSlots is how many slots a shard has at full size, at most. Small enough that growing one shard holds up its keys for well
 // under a millisecond, large enough that the shards fill up evenly.
 const shardSlots = 2048
 
@@ -60,13 +55,8 @@ const shardSlots = 2048
 // usable. It must not be copied. All methods may be called at the same time;
 // those that take a key are atomic for that key.
 type Table struct {
-	// shards changes only where Resize has to split the keys anew. Whoever has
-	// locked a shard must see whether it was retired meanwhile: use lock.
-	shards  atomic.Pointer[[]shard]
-	maxKeys atomic.Int64
-
-	// rebuilding is held while all shards are changed, one after another.
-	rebuilding sync.Mutex
+	shards  []shard
+	maxKeys int
 }
 
 // New returns an empty table that will never hold more than maxKeys keys (at
@@ -74,11 +64,7 @@ type Table struct {
 // maxKeys, from a thousand on.
 func New(maxKeys int) *Table {
 	maxKeys = max(maxKeys, 1)
-	t := new(Table)
-	shards := newShards(maxKeys)
-	t.shards.Store(&shards)
-	t.maxKeys.Store(int64(maxKeys))
-	return t
+	return &Table{newShards(maxKeys), maxKeys}
 }
 
 // Peek returns the key's TAT, which may have passed, or 0 when the key is
@@ -153,18 +139,33 @@ func (t *Table) Refund(key uint64, now, amount int64) {
 	s.mu.Unlock()
 }
 
-// Delete forgets the key, and reports whether it was known. It does not count
-// as forgotten.
-func (t *Table) Delete(key uint64) bool {
+// Delete forgets the key, and returns the TAT that it had, and whether it was
+// known. It does not count as forgotten.
+func (t *Table) Delete(key uint64) (tat int64, known bool) {
 	key = storable(key)
 	s := t.lock(key)
 	e := s.find(key)
 	if e != nil {
+		tat = e.tat
 		*e = entry{}
 		s.used--
 	}
 	s.mu.Unlock()
-	return e != nil
+	return tat, e != nil
+}
+
+// Move gives the key a TAT that it had in another table, unless it has a later
+// one. It displaces no larger debt than its own: where there are only such, it
+// counts as forgotten.
+func (t *Table) Move(key uint64, now, tat int64) {
+	key = storable(key)
+	s := t.lock(key)
+	if e := s.find(key); e != nil {
+		e.tat = max(e.tat, tat)
+	} else if tat > now {
+		s.keep(entry{key, tat}, now)
+	}
+	s.mu.Unlock()
 }
 
 // Len returns how many keys are held, with and without debt. It is never above
@@ -178,7 +179,7 @@ func (t *Table) Len() int {
 }
 
 // MaxKeys returns the bound.
-func (t *Table) MaxKeys() int { return int(t.maxKeys.Load()) }
+func (t *Table) MaxKeys() int { return t.maxKeys }
 
 // Forgotten returns how many keys the table has let go since it was made: of
 // those that owed nothing, which changed no decision, and of those that did.
@@ -196,9 +197,8 @@ func (t *Table) Forgotten() (debtFree, indebted uint64) {
 func (t *Table) All() iter.Seq2[uint64, int64] {
 	return func(yield func(uint64, int64) bool) {
 		var entries []entry
-		shards := *t.shards.Load()
-		for i := range shards {
-			entries = shards[i].appendEntries(entries[:0])
+		for i := range t.shards {
+			entries = t.shards[i].appendEntries(entries[:0])
 			for _, e := range entries {
 				if !yield(e.key, e.tat) {
 					return
@@ -208,99 +208,22 @@ func (t *Table) All() iter.Seq2[uint64, int64] {
 	}
 }
 
-// Rewrite replaces each TAT by what f returns: to rescale debts when a limit's
-// numbers have changed. f is called once for each key, while the key's shard is
-// locked, and must not use the table. A key that is inserted meanwhile may or
-// may not be seen.
-func (t *Table) Rewrite(f func(key uint64, tat int64) int64) {
-	t.rebuilding.Lock()
-	defer t.rebuilding.Unlock()
-	for s := range t.locked() {
-		for i := range s.sets {
-			set := &s.sets[i]
-			for j := range set {
-				if e := &set[j]; e.key != 0 {
-					e.tat = f(e.key, e.tat)
-				}
-			}
-		}
-	}
-}
-
-// Resize changes the bound to maxKeys (at least 1). Where there are more keys
-// than that, those without debt are forgotten first, and then the smallest
-// debts. Until it returns, the larger of both bounds holds.
-//
-// One shard is locked at a time. Only where the shards would become so small
-// or large that the keys must be split anew, all of them are locked for as long
-// as it takes: some tenths of a second for a million debts.
-func (t *Table) Resize(maxKeys int, now int64) {
-	maxKeys = max(maxKeys, 1)
-	t.rebuilding.Lock()
-	defer t.rebuilding.Unlock()
-	defer t.maxKeys.Store(int64(maxKeys))
-
-	n := len(*t.shards.Load())
-	few := n > 1 && maxKeys/n < shardSlots/4
-	many := maxKeys/n > shardSlots*4
-	if few || many {
-		t.rebuild(maxKeys, now)
-		return
-	}
-	i := 0
-	for s := range t.locked() {
-		s.resize(share(maxKeys, n, i), now)
-		i++
-	}
-}
-
-// rebuild moves all debts into new shards, with all old ones locked.
-func (t *Table) rebuild(maxKeys int, now int64) {
-	old := *t.shards.Load()
-	shards := newShards(maxKeys)
-	var debts []entry
-	for i := range old {
-		s := &old[i]
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		debts = s.appendDebts(debts, now)
-		shards[0].debtFree += s.debtFree
-		shards[0].indebted += s.indebted
-		s.retired = true
-	}
-	if len(debts) > maxKeys/2 {
-		largestFirst(debts)
-	}
-	for _, e := range debts {
-		shards[reduce(e.key, len(shards))].keep(e, now)
-	}
-	t.shards.Store(&shards)
-}
-
 // lock returns the key's shard, locked.
 func (t *Table) lock(key uint64) *shard {
-	for {
-		shards := *t.shards.Load()
-		s := &shards[reduce(key, len(shards))]
-		s.mu.Lock()
-		if !s.retired {
-			return s
-		}
-		s.mu.Unlock()
-	}
+	s := &t.shards[reduce(key, len(t.shards))]
+	s.mu.Lock()
+	return s
 }
 
 // locked iterates over the shards, each locked while it is the loop's.
 func (t *Table) locked() iter.Seq[*shard] {
 	return func(yield func(*shard) bool) {
-		visit := func(s *shard) bool {
+		for i := range t.shards {
+			s := &t.shards[i]
 			s.mu.Lock()
-			defer s.mu.Unlock() // yield may panic
-			return yield(s)
-		}
-		shards := *t.shards.Load()
-		for i := range shards {
-			if !visit(&shards[i]) {
+			more := yield(s)
+			s.mu.Unlock()
+			if !more {
 				return
 			}
 		}
@@ -338,8 +261,4 @@ func storable(key uint64) uint64 {
 func reduce(hash uint64, n int) int {
 	i, _ := bits.Mul64(hash, uint64(n))
 	return int(i)
-}
-
-func largestFirst(debts []entry) {
-	slices.SortFunc(debts, func(a, b entry) int { return cmp.Compare(b.tat, a.tat) })
 }
