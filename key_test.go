@@ -139,6 +139,31 @@ func TestKeySecrets(t *testing.T) {
 	}
 }
 
+// The secret goes through the hash: where it was only mixed into a hash that
+// anybody can compute, two keys would differ by the same under each secret, and
+// collisions could be computed without it.
+func TestHashIsKeyed(t *testing.T) {
+	difference := func(pepper, key, one, other string) uint64 {
+		var hashes [2]uint64
+		for i, value := range []string{one, other} {
+			template := newTestKey(t, key)
+			template.secret.Store(newKeySecret([]byte(pepper), "limit"))
+			repl := caddy.NewEmptyReplacer()
+			repl.Set("test.value", value)
+			hashes[i], _ = template.hash(resolutionOf(value), repl)
+		}
+		return hashes[0] ^ hashes[1]
+	}
+	for _, row := range []struct{ key, one, other string }{
+		{keyClient, "203.0.113.7", "203.0.113.8"},
+		{"{test.value}", "203.0.113.7", "203.0.113.8"},
+	} {
+		if difference("a pepper for tests only", row.key, row.one, row.other) == difference("another pepper", row.key, row.one, row.other) {
+			t.Errorf("%s: the keys differ alike under two secrets", row.key)
+		}
+	}
+}
+
 // How clients are cut: what one customer or one network has is one key.
 func TestKeyPrefixes(t *testing.T) {
 	number := func(format string) func(int) string {
