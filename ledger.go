@@ -18,8 +18,13 @@ import (
 // in: whoever decides takes both from there, whichever configuration his request
 // came by. The first request after a new configuration has taken over opens a new
 // ledger. A key's debt moves when it is asked for, and those that nobody asks for
-// move in the background. A charge that another thread is making in that very
-// moment, in the ledger before, may stay behind.
+// move in the background.
+//
+// What a thread is about to do in the ledger before, in the very moment in which
+// another is opened, stays behind: a charge is lost, for each request that is just
+// between the two. And what a request was charged in one ledger and gives back in
+// the next, because something else denied it, is measured wrongly: it gives back
+// more or less than that, and never more than the key owes.
 
 // ledger holds the debts of one limit.
 type ledger struct {

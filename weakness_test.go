@@ -274,3 +274,19 @@ http://test.local {
 	expect(t, i.passed(20, alice, "/"), 2, "requests pass")
 	expect(t, i.limit(t, "before").count(outcomeAllowed), 5, "the first handler charged")
 }
+
+// Known: a charge that is made in a ledger whose debts have moved already is lost.
+// It takes a request that is between the two in the moment in which a reload's
+// numbers are taken over.
+//
+// Untrue when: a charge saw that its ledger was closed, and was made again.
+func TestWeaknessChargeInTheLedgerBefore(t *testing.T) {
+	const key, now = uint64(1 << 40), int64(time.Hour)
+	from, to := numbersOf(t, "5/h", 0, 1000), numbersOf(t, "5/d", 0, 1000)
+	state := newLimitState(from)
+	held := state.of(key, now)
+	state.adoptAll(to, now)
+	held.take(held.Table, key, held.emissionInterval, now)
+	after := state.of(key, now)
+	expect(t, after.remaining(after.Peek(key, now), now), 5, "requests are left, where one of five was used")
+}

@@ -47,8 +47,9 @@ import (
 	"math/bits"
 )
 
-// shardSlots is how many slots a shard has at full size, at most. Small enough that growing one shard holds up its keys for well
-// under a millisecond, large enough that the shards fill up evenly.
+// shardSlots is how many slots a shard has at full size, at most. Small enough
+// that growing one shard holds up its keys for well under a millisecond, large
+// enough that the shards fill up evenly.
 const shardSlots = 2048
 
 // Table is a bounded table of TATs. Make it with [New]: the zero value is not
