@@ -161,12 +161,26 @@ func newCharSet(chars string) *charSet {
 	return set
 }
 
-// only reports whether text holds no byte but the allowed ones.
-func only(text string, allowed *charSet) bool {
+// complement returns the set of all other bytes.
+func (s *charSet) complement() *charSet {
+	others := new(charSet)
+	for char, in := range s {
+		others[char] = !in
+	}
+	return others
+}
+
+// span returns how many bytes text begins with that are in the set.
+func (s *charSet) span(text string) int {
 	for i := range len(text) {
-		if !allowed[text[i]] {
-			return false
+		if !s[text[i]] {
+			return i
 		}
 	}
-	return true
+	return len(text)
+}
+
+// only reports whether text holds no byte but the allowed ones.
+func only(text string, allowed *charSet) bool {
+	return allowed.span(text) == len(text)
 }

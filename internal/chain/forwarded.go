@@ -2,6 +2,12 @@ package chain
 
 import "strings"
 
+var (
+	blankChars   = newCharSet(" \t")
+	betweenChars = newCharSet("; \t")                   // around the parameters of an element
+	bareChars    = newCharSet(" \t;\",\\").complement() // those of a value that is not quoted
+)
+
 // lastUnquotedComma returns the place of the last comma that stands outside of
 // quoted strings, or -1.
 //
@@ -51,13 +57,14 @@ func lastUnquotedComma(line string) int {
 //   - a backslash in the value of "for": an address never needs an escape.
 func ForwardedFor(element string) (node string, ok bool) {
 	found := false
-	rest := strings.TrimLeft(element, "; \t")
+	rest := element[betweenChars.span(element):]
 	for rest != "" {
-		name, after, assigned := strings.Cut(rest, "=")
-		if !assigned || name == "" || !only(name, tokenChars) {
+		equals := tokenChars.span(rest)
+		if equals == 0 || equals == len(rest) || rest[equals] != '=' {
 			return "", false
 		}
-		value, after, ok := cutValue(after)
+		name := rest[:equals]
+		value, after, ok := cutValue(rest[equals+1:])
 		if !ok {
 			return "", false
 		}
@@ -67,11 +74,11 @@ func ForwardedFor(element string) (node string, ok bool) {
 			}
 			node, found = value, true
 		}
-		after = strings.TrimLeft(after, " \t")
+		after = after[blankChars.span(after):]
 		if after != "" && after[0] != ';' {
 			return "", false
 		}
-		rest = strings.TrimLeft(after, "; \t")
+		rest = after[betweenChars.span(after):]
 	}
 	return node, found
 }
@@ -80,12 +87,8 @@ func ForwardedFor(element string) (node string, ok bool) {
 // around the value are taken off, escapes inside them are left in.
 func cutValue(text string) (value, rest string, ok bool) {
 	if !strings.HasPrefix(text, `"`) {
-		end := strings.IndexAny(text, "; \t")
-		if end < 0 {
-			end = len(text)
-		}
-		value, rest = text[:end], text[end:]
-		return value, rest, !strings.ContainsAny(value, `",\`)
+		end := bareChars.span(text)
+		return text[:end], text[end:], true
 	}
 	for i := 1; i < len(text); i++ {
 		switch text[i] {
