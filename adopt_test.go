@@ -218,3 +218,39 @@ func TestChangedCeiling(t *testing.T) {
 	_, _, ok = s.take(now + int64(1100*time.Millisecond))
 	expect(t, ok, true, "and for no longer than the new window")
 }
+
+// A debt that is on its way from one ledger to the next is in neither for a
+// moment, and nobody may look for it then.
+func TestNobodySeesADebtOnItsWay(t *testing.T) {
+	const keys, now = 20_000, int64(time.Hour)
+	from, to := numbersOf(t, "1/h", 0, 2*keys), numbersOf(t, "1/d", 0, 2*keys)
+	for range 5 {
+		state := newLimitState(from)
+		for n := range uint64(keys) {
+			state.ledger.Load().Add((n+1)*0x9e3779b97f4a7c15, now, from.emissionInterval, from.tolerance)
+		}
+		var order []uint64 // that of gather
+		for key := range state.ledger.Load().All() {
+			order = append(order, key)
+		}
+		if !state.open(to, now) {
+			t.Fatal("no ledger was opened")
+		}
+		begin := make(chan struct{})
+		var callers sync.WaitGroup
+		for range 2 {
+			callers.Go(func() {
+				<-begin
+				for _, key := range order {
+					if state.of(key, now).Peek(key, now) == 0 {
+						t.Errorf("key %x owes nothing for a moment", key)
+						return
+					}
+				}
+			})
+		}
+		close(begin)
+		state.gather(now)
+		callers.Wait()
+	}
+}
