@@ -41,11 +41,11 @@ const (
 	ruleIdentityWritten   = "identity-header-written"
 	ruleRemoteIP          = "remote-ip-behind"
 	ruleErrorRouteProxy   = "error-route-proxy"
+	ruleErrorRouteStatus  = "error-route-status"
 	ruleNoEdgeLimit       = "no-edge-limit"
 	ruleUnusedName        = "unused-name"
 	ruleIdleLimit         = "limit-never-denies"
 	ruleIdleCeiling       = "ceiling-never-denies"
-	ruleLoggedDenials     = "logged-denials"
 	ruleProxyProtocol     = "proxy-protocol-unresolved"
 	ruleSecretInClear     = "secret-in-clear"
 	ruleSecretInLog       = "secret-in-log"
@@ -121,7 +121,6 @@ var auditRules = []func(*audit){
 	(*audit).judgeProxyProtocol,
 	(*audit).judgeUnusedNames,
 	(*audit).judgeReach,
-	(*audit).judgeLoggedDenials,
 	(*audit).judgeClearSecrets,
 	(*audit).judgeLoggedSecrets,
 }

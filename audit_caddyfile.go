@@ -323,6 +323,8 @@ func proxyOfNode(n *auditNode) *auditProxy {
 			if line := child.child("proxy_protocol"); line != nil {
 				p.proxyProtocol = &line.spot
 			}
+		case "replace_status", "handle_response":
+			p.ownResponse = true
 		}
 	}
 	return p

@@ -124,7 +124,7 @@ func (s *auditStep) addWrites(v auditValue) {
 }
 
 func proxyOfJSON(v auditValue) *auditProxy {
-	p := new(auditProxy)
+	p := &auditProxy{ownResponse: v.get("handle_response").exists()}
 	if trusted := v.get("trusted_proxies"); trusted.exists() {
 		p.trusted = []auditRanges{{spot: trusted.place, source: "static", ranges: trusted.strings()}}
 	}

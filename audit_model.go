@@ -144,6 +144,7 @@ type auditWrite struct {
 type auditProxy struct {
 	trusted       []auditRanges
 	proxyProtocol *spot // where it is told to speak the PROXY protocol
+	ownResponse   bool  // something is made of what the upstream answers
 	lbHeader      string
 	lbSpot        spot
 }

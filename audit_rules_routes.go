@@ -1,15 +1,20 @@
 package edgelimit
 
-import (
-	"net/http"
-	"slices"
-)
+import "slices"
 
-// judgeErrorRoutes finds error routes that proxy in sites with edge_limit, and
-// have none themselves: they start with the request as it came.
+// judgeErrorRoutes finds error routes that proxy in sites with edge_limit: those
+// that have none themselves, since they start with the request as it came, and
+// those that answer with another status.
 func (a *audit) judgeErrorRoutes() {
 	a.config.eachStep(func(s *auditStep, course *auditCourse) {
-		if !course.inErrors || !s.isProxy() || course.resolved() != nil || !a.limits(course.site, course.hosts) {
+		if !course.inErrors || !s.isProxy() || !a.limits(course.site, course.hosts) {
+			return
+		}
+		if s.proxy != nil && !s.proxy.ownResponse {
+			a.report(severityNote, ruleErrorRouteStatus, s.spot, "write replace_status {err.status_code} into it",
+				"this error route proxies and answers with the status that its upstream gives: what was denied may come out as 200")
+		}
+		if course.resolved() != nil {
 			return
 		}
 		a.report(severityWarning, ruleErrorRouteProxy, s.spot, "put a bare edge_limit before it; nothing is charged twice",
@@ -113,38 +118,4 @@ func (a *audit) judgeUnusedNames() {
 	for _, c := range a.config.app.ceilings {
 		unused("ceiling", c.Name)
 	}
-}
-
-// judgeLoggedDenials finds denials with a 5xx that error routes handle: Caddy
-// logs each of them at ERROR.
-func (a *audit) judgeLoggedDenials() {
-	a.edges(func(e *auditEdge, course *auditCourse) {
-		if !a.config.handlesErrors(course.site) {
-			return
-		}
-		_, inFlight, ceilings := a.config.budgets(e)
-		report := func(kind, name string, status int, observed bool) {
-			if status >= http.StatusInternalServerError && !observed {
-				a.report(severityNote, ruleLoggedDenials, a.config.spotOf(e, name), "write status 429 into it",
-					"%s %s denies with %d and the server has error routes: Caddy logs each denial at ERROR, so a flood fills the log", kind, name, status)
-			}
-		}
-		for _, f := range inFlight {
-			report("in_flight", f.Name, f.status(), f.Observe)
-		}
-		for _, c := range ceilings {
-			report("ceiling", c.Name, c.status(), c.Observe)
-		}
-	})
-}
-
-// handlesErrors says whether the site's server has error routes, its own or
-// those of another site on the same address.
-func (c *auditConfig) handlesErrors(site *auditSite) bool {
-	return slices.ContainsFunc(c.sites, func(other *auditSite) bool {
-		if len(other.errorRoutes) == 0 {
-			return false
-		}
-		return other == site || slices.ContainsFunc(other.listen, func(address string) bool { return slices.Contains(site.listen, address) })
-	})
 }

@@ -537,29 +537,33 @@ func TestErrorRoutes(t *testing.T) {
 		site{body: "edge_limit {\n" + proof + "limit error_denied 1/h\n}\nreverse_proxy " + upstream + "\n" + onError},
 		site{body: "edge_limit {\n" + proof + "}\nerror 418\n" + onError},
 		site{body: "edge_limit {\n" + proof + "unresolved deny\n}\nreverse_proxy " + upstream + "\n" + onError},
+		site{body: "edge_limit {\n" + proof + "unresolved deny\n}\nreverse_proxy " + upstream + "\n" +
+			"handle_errors {\nedge_limit\nreverse_proxy " + upstream + " {\nreplace_status {err.status_code}\n}\n}"},
 	)
 	forged := []string{
 		"X-Edge-Proof: nope", "X-Client-IP: " + forgedIP, "X-Real-IP: " + forgedIP, "X*Forwarded*For: " + forgedIP,
 		"Connection: X-Forwarded-For",
 	}
 	for _, test := range []struct {
-		why   string
-		site  int
-		peer  string
-		lines []string
-		xff   []string
+		why    string
+		site   int
+		peer   string
+		lines  []string
+		xff    []string
+		status int
 	}{
-		{"the first request passes", 0, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", " + visitor}, []string{visitor}},
-		{"the second is denied, and the page about it is told whom", 0, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", " + visitor}, []string{visitor}},
-		{"an error of another handler, chain", 1, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", " + visitor}, []string{visitor}},
-		{"an error of another handler, stranger", 1, strangePeer, []string{"X-Forwarded-For: " + forgedIP}, []string{strangePeer}},
-		{"an error of another handler, unresolved", 1, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", unknown"}, []string{}},
-		{"an unresolved client that is denied", 2, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", unknown"}, []string{}},
+		{"the first request passes", 0, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", " + visitor}, []string{visitor}, 200},
+		{"the second is denied, and the page about it is told whom", 0, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", " + visitor}, []string{visitor}, 200},
+		{"an error of another handler, chain", 1, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", " + visitor}, []string{visitor}, 200},
+		{"an error of another handler, stranger", 1, strangePeer, []string{"X-Forwarded-For: " + forgedIP}, []string{strangePeer}, 200},
+		{"an error of another handler, unresolved", 1, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", unknown"}, []string{}, 200},
+		{"an unresolved client that is denied: the status is the upstream's", 2, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", unknown"}, []string{}, 200},
+		{"the status of the denial, with the upstream's page", 3, trustedPeer, []string{"X-Forwarded-For: " + forgedIP + ", unknown"}, []string{}, 403},
 	} {
 		got := sites[test.site].ask(t, test.peer, "/", append(forged, test.lines...)...)
 		t.Run(test.why, func(t *testing.T) {
-			if got.status != http.StatusOK { // of the upstream
-				t.Fatalf("status %d", got.status)
+			if got.status != test.status {
+				t.Fatalf("status %d, want %d", got.status, test.status)
 			}
 			checkUpstream(t, got.body, test.xff, nil, secret, "X-Edge-Proof")
 		})
