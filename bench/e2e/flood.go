@@ -14,6 +14,10 @@ import (
 
 const floodWindows = 10
 
+// leastFlood is the shortest flood of which ratios say something: each tenth of it
+// has a hundred collections and more.
+const leastFlood = 1_000_000
+
 // floodWindow is a tenth of the flood.
 type floodWindow struct {
 	measurement
@@ -27,6 +31,7 @@ func measureFlood(o options, programs map[string]string, directory string, repor
 		options: fmt.Sprintf("edge_limit {\nmax_keys %d\n%s}\n", maxKeys, trustLoad),
 		config:  "edge_limit {\n" + lastingLimit + endlessCeiling + "}\nrespond ok"}
 
+	progress("sending floods of %s to find the GOGC with which both collect alike", number(max(300_000, maxKeys)))
 	g := &generator{cpu: o.loadCPU}
 	gogc, err := paceAlike(g, o, programs, directory, flooded, maxKeys)
 	if err != nil {
@@ -49,6 +54,7 @@ func measureFlood(o options, programs map[string]string, directory string, repor
 	}
 	results := make(map[string][]floodWindow)
 	for i := range floodWindows {
+		progress("flood: part %d of %d", i+1, floodWindows)
 		for j := range kinds {
 			name := kinds[(i+j)%2] // none is always the first
 			s := servers[name]

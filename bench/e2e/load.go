@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net/netip"
 	"runtime"
 	"runtime/debug"
@@ -58,6 +59,9 @@ type connection struct {
 	filled int
 }
 
+// mostSilence is how long no server may leave all requests without an answer.
+const mostSilence = 10 * time.Second
+
 // run sends a load.
 func (g *generator) run(l load) (*loadResult, error) {
 	runtime.LockOSThread()
@@ -91,12 +95,15 @@ func (g *generator) run(l load) (*loadResult, error) {
 	others := 0 // such as the one request a minute that nginx allows at least
 	events := make([]unix.EpollEvent, l.connections)
 	for waiting := sent; waiting > 0; {
-		n, err := unix.EpollWait(g.epoll, events, 10_000)
+		n, err := unix.EpollWait(g.epoll, events, int(mostSilence.Milliseconds()))
 		if err == unix.EINTR {
 			continue
 		}
-		if err != nil || n == 0 {
-			return nil, fmt.Errorf("waiting for answers: %d came, %w", n, err)
+		if err != nil {
+			return nil, fmt.Errorf("waiting for answers: %w", err)
+		}
+		if n == 0 {
+			return nil, fmt.Errorf("no answer in %s", mostSilence)
 		}
 		for _, event := range events[:n] {
 			c := &g.connections[event.Fd]
@@ -168,8 +175,12 @@ func (g *generator) disconnect() {
 func (g *generator) send(c *connection, request []byte) error {
 	c.sentAt = time.Now()
 	c.filled = 0
-	if n, err := unix.Write(c.fd, request); err != nil || n < len(request) {
-		return fmt.Errorf("sending a request: %d of %d bytes, %w", n, len(request), err)
+	n, err := unix.Write(c.fd, request)
+	if err == nil && n < len(request) {
+		err = io.ErrShortWrite
+	}
+	if err != nil {
+		return fmt.Errorf("sending a request: %w", err)
 	}
 	return nil
 }
@@ -186,8 +197,11 @@ func (c *connection) receive() (status string, err error) {
 	if err == unix.EAGAIN {
 		return "", nil
 	}
-	if err != nil || n == 0 {
-		return "", fmt.Errorf("reading an answer: the connection ended after %q, %w", c.buffer[:c.filled], err)
+	if err == nil && n == 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading an answer after %q: %w", c.buffer[:c.filled], err)
 	}
 	c.filled += n
 	answer := c.buffer[:c.filled]

@@ -42,7 +42,7 @@ func main() {
 	flag.IntVar(&o.serverCPU, "server-cpu", 0, "core of the server")
 	flag.IntVar(&o.loadCPU, "load-cpu", 1, "core of the load generator")
 	flag.BoolVar(&o.inProcess, "inprocess", true, "run the benchmarks of single decisions and of the handler too")
-	flag.IntVar(&o.flood, "flood", 1_000_000, "requests of the flood of fresh keys, each way; 0: no flood; 10000000 is what is to be reached")
+	flag.IntVar(&o.flood, "flood", 1_000_000, fmt.Sprintf("requests of the flood of fresh keys, each way, and about a million before it to pace the garbage collector; 0: no flood; 10000000 is what is to be reached, and with less than %d nothing is judged", leastFlood))
 	flag.Parse()
 	o.only = regexp.MustCompile(*only)
 	if err := run(o); err != nil {
@@ -65,6 +65,7 @@ func run(o options) error {
 
 	var report report
 	if o.inProcess {
+		progress("benchmarks in one process")
 		if err := measureInProcess(&report); err != nil {
 			return err
 		}
@@ -79,6 +80,11 @@ func run(o options) error {
 	}
 	report.print()
 	return nil
+}
+
+// progress says what is going on, beside the results.
+func progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
 }
 
 // build builds the programs under test, all with the same flags, and looks for
@@ -168,6 +174,7 @@ func compareServers(o options, programs map[string]string, directory string, rep
 	}
 	results := make(map[string][]measurement)
 	for round := range o.rounds {
+		progress("servers: round %d of %d", round+1, o.rounds)
 		for i := range servers {
 			turn := (i + round) % len(servers) // none is always the first
 			s := servers[turn]

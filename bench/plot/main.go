@@ -137,8 +137,8 @@ func (d *drawing) draw(results gobench.Results, file string) error {
 	p.X.Tick.Marker = plot.ConstantTicks(ticksAt(d.ticks))
 	for i, line := range d.lines {
 		points := line.points(results)
-		if len(points.XYs) == 0 {
-			return fmt.Errorf("no results match %s", line.pattern)
+		if n := len(points.XYs); n < 2 {
+			return fmt.Errorf("results of %d points match %s: a curve needs two", n, line.pattern)
 		}
 		if err := add(p, line.name, points, i); err != nil {
 			return err
