@@ -42,6 +42,7 @@ type recipe struct {
 
 // recipeChecks are what is checked, by the title of the recipe.
 var recipeChecks = map[string]func(*recipe){
+	"A site behind nginx":       checkBehindNginx,
 	"Login":                     checkLogin,
 	"Password reset":            checkPasswordReset,
 	"A public API with keys":    checkPublicAPI,
@@ -132,6 +133,37 @@ func (r *recipe) does(beginning string, check func(s *servedRecipe)) {
 		}
 	}
 	r.t.Errorf("the text does not say any more: %q", beginning)
+}
+
+func checkBehindNginx(r *recipe) {
+	r.fromRange = "10.0.0.10"
+	of := func(client, method, path string) func(int) recipeRequest {
+		return func(int) recipeRequest { return recipeRequest{client: client, method: method, path: path} }
+	}
+	r.does("A visitor is the address that nginx appended", func(s *servedRecipe) {
+		s.wantStatuses(s.statuses(20, func(n int) recipeRequest {
+			return recipeRequest{client: manyClients(n) + ", " + oneClient, method: "GET", path: "/"}
+		}), 200, 10, 429, 10)
+		s.wantTold(oneClient)
+	})
+	r.does("Ten requests at once pass of each visitor", func(s *servedRecipe) {
+		for n := range 3 {
+			s.wantStatuses(s.statuses(11, of(manyClients(n), "GET", "/")), 200, 10, 429, 1)
+		}
+	})
+	r.does("After five attempts to log in the sixth gets 429", func(s *servedRecipe) {
+		s.wantStatuses(s.statuses(6, of(oneClient, "POST", "/login")), 200, 5, 429, 1)
+		s.wantStatus(of(oneClient, "GET", "/")(0), 200)
+		s.later(11 * time.Second)
+		s.wantStatus(of(oneClient, "POST", "/login")(0), 429)
+		s.later(time.Second)
+		s.wantStatus(of(oneClient, "POST", "/login")(0), 200)
+	})
+	r.does("No more than a thousand requests in any second reach the app", func(s *servedRecipe) {
+		s.wantStatuses(s.statuses(1100, func(n int) recipeRequest { return of(manyClients(n), "GET", "/")(n) }), 200, 1000, 503, 100)
+		s.later(2 * time.Second)
+		s.wantStatuses(s.statuses(10, of(manyClients(1099), "GET", "/")), 200, 10)
+	})
 }
 
 // rightPassword is what the app of checkLogin answers with 200.
