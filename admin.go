@@ -209,6 +209,7 @@ func (a *App) serveKey(w http.ResponseWriter, r *http.Request, name string) erro
 	if err != nil {
 		return adminError(http.StatusBadRequest, "limit %s: %w", name, err)
 	}
+	limit.adopt(clock()) // no request may have come since a reload
 	forgive := r.Method == http.MethodDelete
 	forgiven, err := limit.consultStore(key, material, forgive)
 	if err != nil {

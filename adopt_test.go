@@ -219,6 +219,40 @@ func TestChangedCeiling(t *testing.T) {
 	expect(t, ok, true, "and for no longer than the new window")
 }
 
+// There and back again gives nothing back that was used.
+func TestChangedCeilingThereAndBack(t *testing.T) {
+	hundred, five := rate{100, time.Hour}, rate{5, time.Hour}
+	s := newSlidingCount(hundred)
+	now := int64(time.Hour)
+	for range 90 {
+		s.take(now)
+	}
+	for range 3 {
+		now += int64(time.Minute)
+		s.adopt(five, now)
+		_, _, ok := s.take(now)
+		expect(t, ok, false, "ninety of five are used")
+		s.adopt(hundred, now)
+	}
+	passed := 0
+	for range 100 {
+		if _, _, ok := s.take(now); ok {
+			passed++
+		}
+	}
+	expect(t, passed, 10, "what is left of a hundred")
+	s.adopt(five, now)
+	now += int64(time.Hour)
+	_, _, ok := s.take(now)
+	expect(t, ok, true, "an hour later")
+	s.adopt(hundred, now)
+	for range 95 {
+		s.take(now)
+	}
+	_, _, ok = s.take(now)
+	expect(t, ok, true, "nothing of before counts any more")
+}
+
 // A debt that is on its way from one ledger to the next is in neither for a
 // moment, and nobody may look for it then.
 func TestNobodySeesADebtOnItsWay(t *testing.T) {

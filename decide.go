@@ -87,10 +87,14 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 	for i := range charges {
 		state.judge(charges[i].budget.counters())
 	}
-	// Ask all before charging any. With a single one, charging asks.
-	if len(charges) > 1 || h.fleet != nil {
+	// Ask all before charging any. With a single one, charging asks. A key is made
+	// when it is asked for: who is denied already must not cost its placeholders.
+	if len(charges) == 1 && h.fleet == nil {
+		h.identify(state, &charges[0])
+	} else {
 		for i := range charges {
 			c := &charges[i]
+			h.identify(state, c)
 			if wait, ok := c.budget.peek(c.key, c.increment, now); !ok {
 				if !h.observes(c.budget) {
 					return nil, h.refuse(c, wait, now), nil
@@ -142,7 +146,7 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 
 func (h *Handler) limits() bool { return len(h.keyed)+len(h.inFlight)+len(h.ceilings) > 0 }
 
-// applicable lists what the request counts against, with its keys.
+// applicable lists what the request counts against.
 func (h *Handler) applicable(r *http.Request, state *requestState, charges []charge) ([]charge, error) {
 	for _, limit := range h.keyed {
 		if ok, err := applies(r, state, limit, limit.matchers); err != nil {
@@ -154,11 +158,7 @@ func (h *Handler) applicable(r *http.Request, state *requestState, charges []cha
 			state.exempt(limit)
 			continue
 		}
-		key := h.key(state, limit.Name, &limit.template)
-		if limit.state.traffic.observe(key) {
-			h.warnDominating(limit)
-		}
-		charges = append(charges, charge{budget: limit, key: key, increment: h.increment(state, limit)})
+		charges = append(charges, charge{budget: limit})
 	}
 	for _, inFlight := range h.inFlight {
 		if ok, err := applies(r, state, inFlight, inFlight.matchers); err != nil {
@@ -166,15 +166,11 @@ func (h *Handler) applicable(r *http.Request, state *requestState, charges []cha
 		} else if !ok {
 			continue
 		}
-		c := charge{budget: inFlight, increment: inFlight.Max}
-		if inFlight.keyed() {
-			if h.exemptsUnresolved(state) {
-				state.exempt(inFlight)
-				continue
-			}
-			c.key = h.key(state, inFlight.Name, &inFlight.template)
+		if inFlight.keyed() && h.exemptsUnresolved(state) {
+			state.exempt(inFlight)
+			continue
 		}
-		charges = append(charges, c)
+		charges = append(charges, charge{budget: inFlight})
 	}
 	for _, ceiling := range h.ceilings {
 		if ok, err := applies(r, state, ceiling, ceiling.matchers); err != nil {
@@ -192,6 +188,23 @@ func applies(r *http.Request, state *requestState, b budget, matchers caddyhttp.
 		return false, nil
 	}
 	return matchers.AnyMatchWithError(r)
+}
+
+// identify finds the budget's key that the request counts against, and how much it
+// counts.
+func (h *Handler) identify(state *requestState, c *charge) {
+	switch b := c.budget.(type) {
+	case *Limit:
+		c.key, c.increment = h.key(state, b.Name, &b.template), h.increment(state, b)
+		if b.state.traffic.observe(c.key) {
+			h.warnDominating(b)
+		}
+	case *InFlight:
+		c.increment = b.Max
+		if b.keyed() {
+			c.key = h.key(state, b.Name, &b.template)
+		}
+	}
 }
 
 func (h *Handler) key(state *requestState, name string, template *keyTemplate) uint64 {

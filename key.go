@@ -158,9 +158,11 @@ func (t *keyTemplate) hash(res *resolution, repl *caddy.Replacer) (key uint64, e
 func (t *keyTemplate) hashParts(space []byte, res *resolution, repl *caddy.Replacer) (key uint64, empty string) {
 	secret := t.secret.Load()
 	if len(t.parts) == 1 && !t.parts[0].client { // nothing beside it to be kept apart from
-		if value, missing := t.parts[0].evaluate(repl); missing == "" {
+		value, missing := t.parts[0].evaluate(repl)
+		if missing == "" {
 			return secret.hashText(value) &^ 1, ""
 		}
+		return secret.hash(append(space, tagEmpty)) &^ 1, missing
 	}
 	material, empty := t.appendMaterial(space, res, repl)
 	return secret.hash(material) &^ 1, empty // odd ones are bans

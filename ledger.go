@@ -21,10 +21,11 @@ import (
 // move in the background.
 //
 // What a thread is about to do in the ledger before, in the very moment in which
-// another is opened, stays behind: a charge is lost, for each request that is just
-// between the two. And what a request was charged in one ledger and gives back in
-// the next, because something else denied it, is measured wrongly: it gives back
-// more or less than that, and never more than the key owes.
+// another is opened, stays behind, for each request that is just between the two:
+// its charge is lost, or its ban, or what it gives back, and it passes where the
+// key's debt has moved already. And what a request was charged in one ledger and
+// gives back in the next, because something else denied it, is measured wrongly: it
+// gives back more or less than that, and never more than the key owes.
 
 // ledger holds the debts of one limit.
 type ledger struct {
@@ -35,7 +36,8 @@ type ledger struct {
 	before atomic.Pointer[ledger] // whose debts have not all moved; nil: they have
 	moving [64]sync.Mutex         // by the key's upper bits: each debt moves before it is looked at
 
-	// Keys forgotten before it was opened, without debt and with.
+	// Keys forgotten before the ledger before was opened, without debt and with; in
+	// the end those of that ledger too. Changed while nothing moves.
 	debtFree, indebted uint64
 }
 
@@ -58,19 +60,22 @@ func (l *Limit) adopt(now int64) {
 }
 
 // open opens a ledger with other numbers, of which gather must be called once.
-// It does nothing while debts still move into the one that is open.
+// It does nothing while debts still move into the one that is open, or while
+// another request opens it: there is no waiting for a large table to be made.
 func (s *limitState) open(numbers limitNumbers, now int64) bool {
+	if !s.opening.TryLock() {
+		return false
+	}
+	defer s.opening.Unlock()
 	before := s.ledger.Load()
 	if before.before.Load() != nil || before.limitNumbers == numbers {
 		return false
 	}
 	next := newLedger(numbers)
 	next.since = now
-	next.debtFree, next.indebted = before.Forgotten()
+	next.debtFree, next.indebted = before.debtFree, before.indebted
 	next.before.Store(before)
-	if !s.ledger.CompareAndSwap(before, next) {
-		return false
-	}
+	s.ledger.Store(next)
 	s.pending.follow(numbers.gcra, now)
 	s.denied.Store(nil) // what was denied by other numbers
 	return true
@@ -79,10 +84,25 @@ func (s *limitState) open(numbers limitNumbers, now int64) bool {
 // gather moves all debts into the ledger that is open.
 func (s *limitState) gather(now int64) {
 	into := s.ledger.Load()
-	for key := range into.before.Load().All() {
+	before := into.before.Load()
+	for key := range before.All() {
 		into.move(key, now)
 	}
-	into.before.Store(nil)
+	into.whileNothingMoves(func() {
+		debtFree, indebted := before.Table.Forgotten()
+		into.debtFree += debtFree
+		into.indebted += indebted
+		into.before.Store(nil)
+	})
+}
+
+// whileNothingMoves calls f while no debt is on its way from the ledger before.
+func (l *ledger) whileNothingMoves(f func()) {
+	for i := range l.moving {
+		l.moving[i].Lock()
+		defer l.moving[i].Unlock()
+	}
+	f()
 }
 
 // of returns the ledger that is open, with what the key owes in it.
@@ -117,8 +137,19 @@ func (l *ledger) move(key uint64, now int64) {
 
 // Forgotten returns how many keys were let go, as [table.Table.Forgotten] does.
 func (l *ledger) Forgotten() (debtFree, indebted uint64) {
-	debtFree, indebted = l.Table.Forgotten()
-	return l.debtFree + debtFree, l.indebted + indebted
+	l.whileNothingMoves(func() {
+		debtFree, indebted = l.debtFree, l.indebted
+		tables := []*table.Table{l.Table}
+		if before := l.before.Load(); before != nil {
+			tables = append(tables, before.Table)
+		}
+		for _, t := range tables {
+			free, owing := t.Forgotten()
+			debtFree += free
+			indebted += owing
+		}
+	})
+	return debtFree, indebted
 }
 
 // Len returns how many keys are held.
@@ -131,7 +162,7 @@ func (l *ledger) Len() int {
 }
 
 // All iterates over all keys and their TATs by this ledger's numbers. A key that
-// moves meanwhile may come twice, or not at all.
+// moves meanwhile may come twice.
 func (l *ledger) All() iter.Seq2[uint64, int64] {
 	return func(yield func(uint64, int64) bool) {
 		if before := l.before.Load(); before != nil {
@@ -143,6 +174,7 @@ func (l *ledger) All() iter.Seq2[uint64, int64] {
 					return
 				}
 			}
+			l.whileNothingMoves(func() {}) // what was on its way comes now
 		}
 		for key, tat := range l.Table.All() {
 			if !yield(key, tat) {
@@ -155,11 +187,15 @@ func (l *ledger) All() iter.Seq2[uint64, int64] {
 // converted is what a request adds to a TAT by these numbers, that would add so
 // much by others.
 func (g gcra) converted(increment int64, from gcra) int64 {
-	if g == from || increment > from.tolerance {
+	if g == from || increment == math.MaxInt64 { // a cost that never passes
 		return increment
 	}
+	most := g.tolerance
+	if increment > from.tolerance { // the share of a burst that is smaller than the request
+		most = int64(maxToleranceInTime)
+	}
 	n := math.Ceil(float64(increment) / float64(from.emissionInterval) * float64(g.emissionInterval))
-	if n > float64(g.tolerance) {
+	if n > float64(most) {
 		return math.MaxInt64
 	}
 	return max(1, int64(n))

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -261,7 +262,7 @@ func (l *Limit) take(key uint64, increment, now int64) (mark int64, wait time.Du
 	debts := l.state.of(key, now)
 	numbers := debts.gcra
 	increment = numbers.converted(increment, l.gcra)
-	if l.app.fleet != nil { // a share of a burst that is smaller than the request
+	if l.app.fleet != nil && increment < math.MaxInt64 { // a share of a burst that is smaller than the request
 		numbers.tolerance = max(numbers.tolerance, increment)
 	}
 	if l.OnStatus != nil {

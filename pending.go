@@ -70,7 +70,7 @@ func (p *pendingCharges) end(debts *ledger, key uint64, id int64, giveBack bool,
 	defer shard.mu.Unlock()
 	charges := shard.byKey[key]
 	for i := range charges {
-		charges[i].follow(debts.gcra, now)
+		charges[i].follow(debts.gcra, debts.since) // made by who still held the ledger before
 	}
 	n := slices.IndexFunc(charges, func(c pendingCharge) bool { return c.id == id })
 	if n < 0 {

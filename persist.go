@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/certmagic"
@@ -33,13 +34,15 @@ const snapshotInterval = time.Minute
 // persister writes the snapshot. There is one in a process, shared by the
 // configurations that persist.
 type persister struct {
-	writing sync.Mutex // held while a snapshot is written, which may take long
-	mu      sync.Mutex
-	storage certmagic.Storage
-	key     string
-	pepper  []byte
-	logger  *zap.Logger
-	stop    chan struct{} // nil until a configuration has started: nothing is written before
+	writing  sync.Mutex    // held while a snapshot is written, which may take long
+	tooLate  atomic.Bool   // for what still waits to be written: its limits are gone
+	patience time.Duration // with the last snapshot
+	mu       sync.Mutex
+	storage  certmagic.Storage
+	key      string
+	pepper   []byte
+	logger   *zap.Logger
+	stop     chan struct{} // nil until a configuration has started: nothing is written before
 
 	pending    map[string]limitSnapshot // what was read, until limits take it
 	unreadable []byte                   // a snapshot that could not be read, to be set aside
@@ -50,7 +53,7 @@ type persister struct {
 func usePersister(ctx caddy.Context, pepper []byte) (*persister, stateKey, error) {
 	key := stateKey{"snapshot", ""}
 	p, err := takeState(key, func() *persister {
-		p := &persister{storage: ctx.Storage(), pepper: pepper, logger: ctx.Logger()}
+		p := &persister{storage: ctx.Storage(), pepper: pepper, logger: ctx.Logger(), patience: 2 * storageTimeout}
 		p.load(ctx)
 		return p
 	})
@@ -74,6 +77,8 @@ func (p *persister) load(ctx context.Context) {
 	if !p.name() {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, storageTimeout)
+	defer cancel()
 	data, err := p.storage.Load(ctx, p.key)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -132,16 +137,23 @@ func (l *Limit) restore(debts limitSnapshot, now int64) {
 
 // start makes the persister write, for a configuration that has started.
 func (p *persister) start(storage certmagic.Storage, pepper []byte, logger *zap.Logger) {
+	p.begin(storage, pepper, logger)
+	p.mu.Lock()
+	unreadable, key := p.unreadable, p.key
+	p.unreadable = nil
+	p.mu.Unlock()
+	if unreadable != nil {
+		store(storage, key+".unreadable", unreadable, logger)
+	}
+}
+
+func (p *persister) begin(storage certmagic.Storage, pepper []byte, logger *zap.Logger) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.storage, p.pepper, p.logger = storage, pepper, logger
 	p.pending = nil // of limits that are no more
 	if p.stop != nil || p.key == "" && !p.name() {
 		return
-	}
-	if p.unreadable != nil {
-		store(p.storage, p.key+".unreadable", p.unreadable, p.logger)
-		p.unreadable = nil
 	}
 	p.stop = make(chan struct{})
 	go p.run(p.stop)
@@ -177,7 +189,8 @@ func (p *persister) Destruct() error {
 	}()
 	select {
 	case <-written:
-	case <-time.After(2 * storageTimeout): // not every storage heeds its context
+	case <-time.After(p.patience): // not every storage heeds its context
+		p.tooLate.Store(true)
 		p.logger.Warn("debts are not written: Caddy's storage does not answer")
 	}
 	return nil
@@ -187,6 +200,9 @@ func (p *persister) Destruct() error {
 func (p *persister) write() {
 	p.writing.Lock()
 	defer p.writing.Unlock()
+	if p.tooLate.Load() {
+		return
+	}
 	p.mu.Lock()
 	storage, key, pepper, logger := p.storage, p.key, p.pepper, p.logger
 	p.mu.Unlock()

@@ -157,7 +157,7 @@ func newTestPersister(t *testing.T, files map[string][]byte) (*persister, *memor
 	t.Setenv("XDG_DATA_HOME", t.TempDir())
 	core, logs := observer.New(zap.InfoLevel)
 	storage := &memoryStorage{files: files}
-	p := &persister{storage: storage, pepper: snapshotPepper, logger: zap.New(core)}
+	p := &persister{storage: storage, pepper: snapshotPepper, logger: zap.New(core), patience: time.Minute}
 	p.load(context.Background())
 	return p, storage, logs
 }
@@ -209,7 +209,7 @@ func TestFailingStorage(t *testing.T) {
 func TestRestoreOnce(t *testing.T) {
 	limits, debtor, _ := savedLimit(t)
 	limits["gone"] = limits["login"]
-	p := &persister{key: "k", logger: zap.NewNop(), storage: &memoryStorage{files: map[string][]byte{}}}
+	p := &persister{key: "k", logger: zap.NewNop(), storage: &memoryStorage{files: map[string][]byte{}}, patience: time.Minute}
 	var err error
 	p.pending, err = decodeSnapshot(encodeSnapshot(maps.Clone(limits), snapshotPepper, int64(time.Hour), time.Now()), snapshotPepper, time.Now())
 	if err != nil {
@@ -270,13 +270,44 @@ func (s *hangingStorage) Store(context.Context, string, []byte) error {
 // A reload waits for no snapshot.
 func TestStorageThatHangs(t *testing.T) {
 	storage := &hangingStorage{nil, make(chan struct{}, 2), make(chan struct{})}
-	p := &persister{storage: storage, key: "x", pepper: snapshotPepper, logger: zap.NewNop()}
+	p := &persister{storage: storage, key: "x", pepper: snapshotPepper, logger: zap.NewNop(), patience: time.Minute}
 	go p.write()
 	<-storage.storing
 	p.start(storage, snapshotPepper, zap.NewNop()) // would wait for ever
 	close(storage.release)
 	_ = p.Destruct()
 	expect(t, len(storage.storing), 1, "the last snapshot is written")
+}
+
+// A last snapshot that had to wait for longer than the server's stop may take is
+// not written any more: the limits that it was to have are gone, and it would
+// write nothing over the one that is there.
+func TestLastSnapshotTooLate(t *testing.T) {
+	storage := &hangingStorage{nil, make(chan struct{}, 2), make(chan struct{})}
+	p := &persister{storage: storage, key: "x", pepper: snapshotPepper, logger: zap.NewNop(), patience: time.Millisecond}
+	go p.write()
+	<-storage.storing
+	p.start(storage, snapshotPepper, zap.NewNop())
+	_ = p.Destruct() // gives up
+	close(storage.release)
+	p.writing.Lock() // once it is free, and the last one may have had its turn
+	p.writing.Unlock()
+	p.write()
+	expect(t, len(storage.storing), 0, "snapshots that were written later")
+}
+
+// Debts that a limit left are its own: one of that name that comes later, with
+// another configuration, does not get them.
+func TestDebtsOfALimitThatIsGone(t *testing.T) {
+	storage := &memoryStorage{files: make(map[string][]byte)}
+	p := &persister{storage: storage, key: "x", pepper: snapshotPepper, logger: zap.NewNop(), patience: time.Minute}
+	p.pending = map[string]limitSnapshot{"login": {tolerance: hour, entries: []debtEntry{{2, hour}}}}
+	p.start(storage, snapshotPepper, zap.NewNop())
+	numbers := numbersOf(t, "5/h", 0, 1000)
+	limit := &Limit{Name: "login", gcra: numbers.gcra, numbers: numbers, state: newLimitState(numbers)}
+	p.restore(limit, hour)
+	expect(t, limit.state.ledger.Load().Len(), 0, "debts")
+	_ = p.Destruct()
 }
 
 func TestPersistByDefault(t *testing.T) {

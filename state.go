@@ -1,6 +1,7 @@
 package edgelimit
 
 import (
+	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -49,6 +50,7 @@ type limitState struct {
 	traffic traffic
 	pending pendingCharges              // of on_status
 	ledger  atomic.Pointer[ledger]      // in the numbers of the configuration that runs, or ran last
+	opening sync.Mutex                  // of a ledger
 	denied  atomic.Pointer[table.Table] // until when a shared store's denial of a key holds
 }
 

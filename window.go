@@ -15,6 +15,11 @@ type slidingCount struct {
 	rate rate
 	past admissions
 	last int64 // the newest clock reading
+
+	// What was used above the count when that was changed: another change would
+	// give it back.
+	excess      int64
+	excessUntil int64
 }
 
 // admissions remembers what was admitted. Its callers' clock never goes back.
@@ -102,9 +107,13 @@ func (s *slidingCount) adopt(r rate, now int64) {
 		return
 	}
 	now = s.read(now)
-	used := min(s.past.used(now), r.count)
+	used := s.past.used(now)
+	if now < s.excessUntil {
+		used += s.excess
+	}
 	s.rate, s.past = r, newAdmissions(r)
-	s.past.admit(now, used)
+	s.past.admit(now, min(used, r.count))
+	s.excess, s.excessUntil = max(0, used-r.count), now+int64(r.window)
 }
 
 // usedRatio is how much of the count a window that ends now has used.
