@@ -198,5 +198,5 @@ func (g gcra) converted(increment int64, from gcra) int64 {
 	if n > float64(most) {
 		return math.MaxInt64
 	}
-	return max(1, int64(n))
+	return int64(n)
 }

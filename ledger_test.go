@@ -12,7 +12,7 @@ import (
 // debt moved yet: one key has used five of ten, and one is banned for 42 minutes.
 func halfMoved(t *testing.T) (state *limitState, old, now *Limit, debtor, banned uint64) {
 	t.Helper()
-	debtor, banned = 1<<40, 1<<41
+	debtor, banned = 1<<60, 1<<41
 	from, to := numbersOf(t, "10/h", 0, 1000), numbersOf(t, "10/d", 0, 1000)
 	state = newLimitState(from)
 	limitOf := func(numbers limitNumbers) *Limit {
@@ -124,6 +124,35 @@ func TestPendingChargesOverTwoLedgers(t *testing.T) {
 		state.pending.end(state.of(key, sixMinutesLater), key, id, true, sixMinutesLater)
 	}
 	expect(t, max(0, state.owes(key, sixMinutesLater)), 0, "what is owed afterwards")
+}
+
+// The same over a third ledger.
+func TestPendingChargesOverThreeLedgers(t *testing.T) {
+	const key = uint64(1 << 40)
+	from := numbersOf(t, "5/h", 0, 1000)
+	state := newLimitState(from)
+	id, _, _ := state.pending.take(from.gcra, state.ledger.Load(), key, from.emissionInterval, hour)
+	state.adoptAll(numbersOf(t, "5/d", 0, 1000), hour)
+	sixMinutesLater := hour + int64(6*time.Minute)
+	state.adoptAll(numbersOf(t, "50/h", 0, 1000), sixMinutesLater)
+	expect(t, state.owes(key, sixMinutesLater) > 11*time.Minute, true, "a fifth of the budget is owed, but for what decayed")
+	state.pending.end(state.ledger.Load(), key, id, true, sixMinutesLater)
+	expect(t, max(0, state.owes(key, sixMinutesLater)), 0, "what is owed afterwards")
+}
+
+// While one request opens a ledger the others go on with the one that is open.
+func TestOneOpens(t *testing.T) {
+	state := newLimitState(numbersOf(t, "5/h", 0, 1000))
+	state.opening.Lock()
+	opened := make(chan bool, 1)
+	go func() { opened <- state.open(numbersOf(t, "5/d", 0, 1000), hour) }()
+	select {
+	case ok := <-opened:
+		expect(t, ok, false, "a second one is opened")
+	case <-time.After(10 * time.Second):
+		t.Error("a request waits for another one")
+	}
+	state.opening.Unlock()
 }
 
 // What is forgotten is counted over any number of ledgers, and never less.

@@ -296,18 +296,21 @@ func TestLastSnapshotTooLate(t *testing.T) {
 	expect(t, len(storage.storing), 0, "snapshots that were written later")
 }
 
-// Debts that a limit left are its own: one of that name that comes later, with
-// another configuration, does not get them.
-func TestDebtsOfALimitThatIsGone(t *testing.T) {
-	storage := &memoryStorage{files: make(map[string][]byte)}
-	p := &persister{storage: storage, key: "x", pepper: snapshotPepper, logger: zap.NewNop(), patience: time.Minute}
-	p.pending = map[string]limitSnapshot{"login": {tolerance: hour, entries: []debtEntry{{2, hour}}}}
-	p.start(storage, snapshotPepper, zap.NewNop())
-	numbers := numbersOf(t, "5/h", 0, 1000)
-	limit := &Limit{Name: "login", gcra: numbers.gcra, numbers: numbers, state: newLimitState(numbers)}
-	p.restore(limit, hour)
-	expect(t, limit.state.ledger.Load().Len(), 0, "debts")
-	_ = p.Destruct()
+// Where there is no room for all debts, the largest are restored.
+func TestLargestDebtsAreRestored(t *testing.T) {
+	numbers := numbersOf(t, "5/h", 0, 8)
+	limit := &Limit{gcra: numbers.gcra, numbers: numbers, state: newLimitState(numbers)}
+	saved := limitSnapshot{tolerance: hour}
+	for n := int64(16); n > 0; n-- {
+		saved.entries = append(saved.entries, debtEntry{uint64(n) << 40, n * int64(time.Minute)})
+	}
+	limit.restore(saved, hour)
+	expect(t, limit.state.ledger.Load().Len(), 8, "debts")
+	for key, tat := range limit.state.ledger.Load().All() {
+		if tat < hour+9*int64(time.Minute) {
+			t.Errorf("the debt of %x is among them, of %s", key, time.Duration(tat-hour))
+		}
+	}
 }
 
 func TestPersistByDefault(t *testing.T) {
