@@ -133,6 +133,27 @@ func TestAdminForgives(t *testing.T) {
 	expect(t, report.Forgiven, false, "there is nothing to forgive twice")
 }
 
+// It answers by the numbers that are in force, also where no request has come
+// since they are.
+func TestAdminAfterAReload(t *testing.T) {
+	api, site := runAdmin(t, adminSite)
+	site = strings.Replace(site, "127.0.0.1", "localhost", 1)
+	for range 2 {
+		ask(t, "GET", site, "", "X-Forwarded-For: "+alice, "X-Api-Key: k")
+	}
+	_, config := ask(t, "GET", strings.Replace(api, "/edge_limit/", "/config/", 1), "")
+	changed := strings.Replace(config, `"rate":"10/h"`, `"rate":"20/h"`, 1)
+	expect(t, changed != config, true, "the configuration has the limit")
+	status, answer := ask(t, "POST", strings.Replace(api, "/edge_limit/", "/load", 1), changed, "Content-Type: application/json")
+	expect(t, status, 200, "the reload: "+answer)
+	var report keyReport
+	_, answer = ask(t, "POST", api+"limits/keys/keys", `{"client": "`+alice+`", "{http.request.header.X-Api-Key}": "k"}`)
+	if err := json.Unmarshal([]byte(answer), &report); err != nil {
+		t.Fatal(err, answer)
+	}
+	expect(t, report.Remaining, 16, "what remains, two of ten being four of twenty: "+answer)
+}
+
 func TestAdminReports(t *testing.T) {
 	api, site := runAdmin(t, adminSite)
 	ask(t, "GET", strings.Replace(site, "127.0.0.1", "localhost", 1), "", "X-Forwarded-For: "+alice, "X-Api-Key: k")
