@@ -270,6 +270,21 @@ func TestEmptyParts(t *testing.T) {
 	}
 }
 
+// A placeholder may cost more than all else, as one of a long query does: it is
+// expanded once, also where it is empty.
+func TestPlaceholdersAreExpandedOnce(t *testing.T) {
+	for _, value := range []string{"x", ""} {
+		expanded := 0
+		repl := caddy.NewEmptyReplacer()
+		repl.Map(func(string) (any, bool) {
+			expanded++
+			return value, true
+		})
+		newTestKey(t, "{http.request.uri.query.x}").hash(&resolution{}, repl)
+		expect(t, expanded, 1, fmt.Sprintf("expansions to %q", value))
+	}
+}
+
 // Placeholders are Caddy's own, and what a header holds goes into the key as it
 // is, with NUL and invalid UTF-8.
 func TestKeyOfHeader(t *testing.T) {
