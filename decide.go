@@ -80,21 +80,17 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 		}
 	}
 
-	charges, err := h.applicable(r, state, charges)
+	charges, materials, err := h.applicable(r, state, charges)
 	if err != nil || len(charges) == 0 {
 		return nil, denial{}, err
 	}
 	for i := range charges {
 		state.judge(charges[i].budget.counters())
 	}
-	// Ask all before charging any. With a single one, charging asks. A key is made
-	// when it is asked for: who is denied already must not cost its placeholders.
-	if len(charges) == 1 && h.fleet == nil {
-		h.identify(state, &charges[0])
-	} else {
+	// Ask all before charging any. With a single one, charging asks.
+	if len(charges) > 1 || h.fleet != nil {
 		for i := range charges {
 			c := &charges[i]
-			h.identify(state, c)
 			if wait, ok := c.budget.peek(c.key, c.increment, now); !ok {
 				if !h.observes(c.budget) {
 					return nil, h.refuse(c, wait, now), nil
@@ -105,7 +101,7 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 		}
 	}
 	if h.fleet != nil {
-		if denied, wait := h.takeShared(state, charges, now); denied >= 0 {
+		if denied, wait := h.takeShared(charges, materials, now); denied >= 0 {
 			d := h.refuse(&charges[denied], wait, now)
 			if wait == 0 {
 				d.quota = nil // denied for want of the store: what is left of the limit says nothing
@@ -146,11 +142,15 @@ func (h *Handler) decide(r *http.Request, state *requestState, charges []charge,
 
 func (h *Handler) limits() bool { return len(h.keyed)+len(h.inFlight)+len(h.ceilings) > 0 }
 
-// applicable lists what the request counts against.
-func (h *Handler) applicable(r *http.Request, state *requestState, charges []charge) ([]charge, error) {
+// applicable lists what the request counts against, with its keys. Each is made
+// right after its budget's own matchers have run: those of the next may write what
+// its placeholders read, such as what a regular expression has found, and look at
+// something that the caller chooses.
+// With a store, materials are what these are made of, in the same order.
+func (h *Handler) applicable(r *http.Request, state *requestState, charges []charge) (_ []charge, materials [][]byte, _ error) {
 	for _, limit := range h.keyed {
 		if ok, err := applies(r, state, limit, limit.matchers); err != nil {
-			return nil, err
+			return nil, nil, err
 		} else if !ok {
 			continue
 		}
@@ -158,28 +158,38 @@ func (h *Handler) applicable(r *http.Request, state *requestState, charges []cha
 			state.exempt(limit)
 			continue
 		}
-		charges = append(charges, charge{budget: limit})
+		c := charge{budget: limit, key: h.key(state, limit.Name, &limit.template), increment: h.increment(state, limit)}
+		if limit.state.traffic.observe(c.key) {
+			h.warnDominating(limit)
+		}
+		charges = append(charges, c)
+		materials = h.appendMaterial(materials, &limit.template, state)
 	}
 	for _, inFlight := range h.inFlight {
 		if ok, err := applies(r, state, inFlight, inFlight.matchers); err != nil {
-			return nil, err
+			return nil, nil, err
 		} else if !ok {
 			continue
 		}
-		if inFlight.keyed() && h.exemptsUnresolved(state) {
-			state.exempt(inFlight)
-			continue
+		c := charge{budget: inFlight, increment: inFlight.Max}
+		if inFlight.keyed() {
+			if h.exemptsUnresolved(state) {
+				state.exempt(inFlight)
+				continue
+			}
+			c.key = h.key(state, inFlight.Name, &inFlight.template)
 		}
-		charges = append(charges, charge{budget: inFlight})
+		charges = append(charges, c)
+		materials = h.appendMaterial(materials, &inFlight.template, state)
 	}
 	for _, ceiling := range h.ceilings {
 		if ok, err := applies(r, state, ceiling, ceiling.matchers); err != nil {
-			return nil, err
+			return nil, nil, err
 		} else if ok {
 			charges = append(charges, charge{budget: ceiling})
 		}
 	}
-	return charges, nil
+	return charges, materials, nil
 }
 
 // applies says whether a budget concerns the request and was not judged before.
@@ -190,21 +200,13 @@ func applies(r *http.Request, state *requestState, b budget, matchers caddyhttp.
 	return matchers.AnyMatchWithError(r)
 }
 
-// identify finds the budget's key that the request counts against, and how much it
-// counts.
-func (h *Handler) identify(state *requestState, c *charge) {
-	switch b := c.budget.(type) {
-	case *Limit:
-		c.key, c.increment = h.key(state, b.Name, &b.template), h.increment(state, b)
-		if b.state.traffic.observe(c.key) {
-			h.warnDominating(b)
-		}
-	case *InFlight:
-		c.increment = b.Max
-		if b.keyed() {
-			c.key = h.key(state, b.Name, &b.template)
-		}
+// appendMaterial appends what a key is made of, where a store needs it.
+func (h *Handler) appendMaterial(materials [][]byte, template *keyTemplate, state *requestState) [][]byte {
+	if h.fleet == nil {
+		return nil
 	}
+	material, _ := template.appendMaterial(nil, &state.resolution, state.repl)
+	return append(materials, material)
 }
 
 func (h *Handler) key(state *requestState, name string, template *keyTemplate) uint64 {

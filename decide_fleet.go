@@ -25,7 +25,7 @@ type sharedCharge struct {
 // takeShared charges in the store what is kept there. Where something denies it
 // returns the number of that charge, else -1. What the store could not be asked
 // about is left to this instance, as on_failure says.
-func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (denied int, wait time.Duration) {
+func (h *Handler) takeShared(charges []charge, materials [][]byte, now int64) (denied int, wait time.Duration) {
 	var asked []StoreCharge
 	var of []int // which of the charges
 	for i := range charges {
@@ -36,9 +36,9 @@ func (h *Handler) takeShared(state *requestState, charges []charge, now int64) (
 		switch b := c.budget.(type) {
 		case *Limit:
 			b.anticipate(h.fleet, c.key, c.increment, now)
-			asked = append(asked, b.storeCharge(h.fleet, state, c.increment))
+			asked = append(asked, b.storeCharge(h.fleet, materials[i], c.increment))
 		case *InFlight:
-			asked = append(asked, b.storeCharge(h.fleet, state))
+			asked = append(asked, b.storeCharge(h.fleet, materials[i]))
 		default:
 			continue
 		}
@@ -148,8 +148,7 @@ func (s *sharedCharge) tell(what func(StoreConn, context.Context, []StoreCharge)
 }
 
 // storeCharge describes the limit's charge for the store.
-func (l *Limit) storeCharge(f *fleet, state *requestState, increment int64) StoreCharge {
-	material, _ := l.template.appendMaterial(nil, &state.resolution, state.repl)
+func (l *Limit) storeCharge(f *fleet, material []byte, increment int64) StoreCharge {
 	return StoreCharge{
 		Key:       f.key(StoreLimit, l.Name, material),
 		Increment: time.Duration(increment),
@@ -224,8 +223,7 @@ func (l *Limit) shareOf(increment int64, instances int) int64 {
 }
 
 // storeCharge describes the in_flight's charge for the store.
-func (f *InFlight) storeCharge(fleet *fleet, state *requestState) StoreCharge {
-	material, _ := f.template.appendMaterial(nil, &state.resolution, state.repl)
+func (f *InFlight) storeCharge(fleet *fleet, material []byte) StoreCharge {
 	return StoreCharge{Key: fleet.key(StoreInFlight, f.Name, material), Max: f.Max, TTL: inFlightTTL}
 }
 

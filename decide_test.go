@@ -869,6 +869,34 @@ http://test.local {
 	expect(t, i.ceiling(t, "top").count(outcomeAllowed), 5, "the ceiling counted what passed")
 }
 
+// A key is made of what its own limit's matchers have found, whatever the matchers
+// of those behind it find: there a caller could choose his key.
+func TestKeysOfWhatMatchersFind(t *testing.T) {
+	const limited = `limit a 1/m {
+		key {http.regexp.1}
+		key_writer server
+		match {
+			path_regexp ^/user/(\w+)
+		}
+	}
+	`
+	for _, behind := range []string{"limit b 100/m", "ceiling b 100/s", "in_flight b 100"} {
+		site := limited + behind + " {\nmatch {\nheader_regexp X-Foo ^(.*)$\n}\n}"
+		fleet, _, _ := newFleetInstance(t, "", site)
+		for what, i := range map[string]*instance{
+			"alone":        newInstance(t, "http://test.local {\nedge_limit {\nclient connection\n"+site+"\n}\nrespond ok\n}"),
+			"with a store": fleet,
+		} {
+			for n, value := range []string{"1", "2", "3"} {
+				r := requestFrom(alice, "/user/joe")
+				r.Header.Set("X-Foo", value)
+				expect(t, i.send(r).Code == 200, n == 0, what+", "+behind+", a forger's request")
+			}
+			i.stop()
+		}
+	}
+}
+
 // What would be denied for being unresolved is counted once a request as well,
 // and a handler that is not on trial denies it all the same.
 func TestUnresolvedWouldDenyIsCountedOnce(t *testing.T) {

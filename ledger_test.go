@@ -140,6 +140,22 @@ func TestPendingChargesOverThreeLedgers(t *testing.T) {
 	expect(t, max(0, state.owes(key, sixMinutesLater)), 0, "what is owed afterwards")
 }
 
+// Who settles with the ledger before, while charges have followed into the next
+// one already, loses what he gives back, and nobody else does.
+func TestPendingChargeThatIsLate(t *testing.T) {
+	const key, now = uint64(1 << 40), 1000 * hour
+	from, to := numbersOf(t, "5/h", 0, 1000), numbersOf(t, "5/d", 0, 1000)
+	state := newLimitState(from)
+	before := state.ledger.Load()
+	late, _, _ := state.pending.take(from.gcra, before, key, from.emissionInterval, now)
+	other, _, _ := state.pending.take(from.gcra, before, key, from.emissionInterval, now)
+	state.open(to, now)
+	state.of(key, now)
+	state.pending.end(before, key, late, true, now)
+	state.pending.end(state.ledger.Load(), key, other, true, now)
+	expect(t, state.owes(key, now), time.Duration(to.emissionInterval), "one charge is owed")
+}
+
 // While one request opens a ledger the others go on with the one that is open.
 func TestOneOpens(t *testing.T) {
 	state := newLimitState(numbersOf(t, "5/h", 0, 1000))
@@ -231,24 +247,4 @@ func TestCostAboveANewBurstOfAFleet(t *testing.T) {
 		expect(t, ok, false, "it passes")
 		expect(t, state.ledger.Load().Peek(2, hour), 0, "TAT")
 	}
-}
-
-// A key is made once a request, and not for who is denied before it is asked for:
-// a caller decides what it costs.
-func TestKeysAreMadeWhenTheyAreAsked(t *testing.T) {
-	i := newInstance(t, `:80 {
-		edge_limit {
-			client connection
-			limit first 1/h
-			limit by_token 100/h {
-				key {http.request.header.X-Token}
-				key_writer caller
-			}
-		}
-		respond ok
-	}`)
-	state := i.limit(t, "by_token")
-	expect(t, i.get(alice, "/"), 200, "the first request")
-	expect(t, i.get(alice, "/"), 429, "the second request")
-	expect(t, state.traffic.seen.Load(), 1, "keys of the second limit")
 }

@@ -20,15 +20,18 @@ type pendingCharge struct {
 	id        int64
 	own       int64 // the key's TAT with this charge, as if what was given back had never been
 	increment int64
-	measure   gcra // the numbers that these two are measured in
+	measure   gcra  // the numbers that these two are measured in
+	since     int64 // when these came into force
 }
 
-// follow follows the debts into other numbers.
-func (c *pendingCharge) follow(g gcra, now int64) {
-	if c.measure != g {
-		c.own = g.rescaled(c.own, c.measure, now)
-		c.increment = g.rescaled(now+c.increment, c.measure, now) - now
-		c.measure = g
+// follow follows the debts into the numbers of a later ledger. Who is still about
+// to look into the ledger before finds nothing of his own there, and must not take
+// what others were charged along.
+func (c *pendingCharge) follow(g gcra, since int64) {
+	if c.measure != g && since >= c.since {
+		c.own = g.rescaled(c.own, c.measure, since)
+		c.increment = g.rescaled(since+c.increment, c.measure, since) - since
+		c.measure, c.since = g, since
 	}
 }
 
@@ -58,7 +61,7 @@ func (p *pendingCharges) take(g gcra, debts *ledger, key uint64, increment, now 
 		shard.byKey = make(map[uint64][]pendingCharge)
 	}
 	shard.nextID++
-	shard.byKey[key] = append(shard.byKey[key], pendingCharge{shard.nextID, own, increment, debts.gcra})
+	shard.byKey[key] = append(shard.byKey[key], pendingCharge{shard.nextID, own, increment, debts.gcra, debts.since})
 	return shard.nextID, 0, true
 }
 

@@ -29,7 +29,10 @@ import (
 // when the first one comes. That the last user is gone, not a flag, tells a stop
 // from a reload. Ceilings and what is in flight start anew.
 
-const snapshotInterval = time.Minute
+const (
+	snapshotInterval = time.Minute
+	loadTimeout      = 30 * time.Second // no start waits for longer
+)
 
 // persister writes the snapshot. There is one in a process, shared by the
 // configurations that persist.
@@ -77,15 +80,18 @@ func (p *persister) load(ctx context.Context) {
 	if !p.name() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, storageTimeout)
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	data, err := p.storage.Load(ctx, p.key)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	if err == nil {
-		p.pending, err = decodeSnapshot(data, p.pepper, time.Now())
+	if err != nil {
+		p.logger.Warn("debts of the last run cannot be read from Caddy's storage; the next ones are written over them",
+			zap.String("key", p.key), zap.Error(err))
+		return
 	}
+	p.pending, err = decodeSnapshot(data, p.pepper, time.Now())
 	switch {
 	case errors.Is(err, errOtherPepper):
 		p.logger.Info("debts of the last run are not used: the pepper is another one")
